@@ -62,6 +62,8 @@ WORKER_PARTS: dict[str, set[str]] = {
     "tsx_runtime.features.openai.worker": GENERATION,
     "tsx_runtime.features.huggingface.worker": OPENAI,
     "tsx_runtime.features.mlflow.worker": HANDLERS,
+    "tsx_runtime.features.python_files.handlers": HANDLER_API,
+    "tsx_runtime.features.python_files.worker": HANDLERS,
 }
 ARCHIVER_BASE = {
     "tsx_archiver.errors",

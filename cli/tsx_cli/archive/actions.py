@@ -23,7 +23,7 @@ from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive import huggingface, mlflow
+from tsx_cli.archive import huggingface, mlflow, python_file
 from tsx_cli.archive.model_file import kind_of_directory, kind_text
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, PackingOptions, check, pack
 from tsx_cli.archive.source import SourceKind, classify
@@ -34,7 +34,11 @@ from tsx_runtime.core.models.benchmark_record import FILE as BENCHMARK_FILE
 from tsx_runtime.core.models.benchmark_record import MAX_RECORD_BYTES, parse_benchmark_record
 from tsx_runtime.shared.log_format import escaped
 
-_DEFAULT_NAMES = {"Hugging Face": huggingface.default_name, "MLflow": mlflow.default_name}
+_DEFAULT_NAMES = {
+    "Hugging Face": huggingface.default_name,
+    "MLflow": mlflow.default_name,
+    "Python": python_file.default_name,
+}
 
 
 def pack_files(
@@ -50,7 +54,12 @@ def pack_files(
             "--trust-remote-code is for --check, which loads the model; who serves the archive"
             " decides again"
         )
-    kinds = [(path, classify(path)) for path in files]
+    classified = [(path, classify(path)) for path in files]
+    kinds: list[tuple[Path, SourceKind]] = [
+        (model, kind)
+        for path, kind in classified
+        for model in (python_file.one_model_each(path) if kind == "Python" else [path])
+    ]
     _check_names(kinds, options.name)
     results = [
         _pack_or_check(path, kind, options, should_check, tolerance, quiet=as_json)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, ModelConfig, load_model_config
+from tsx_archiver.metadata.python_file import MANIFEST_KEY
 from tsx_archiver.packing import PlannedMember, plan_archive
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
@@ -29,6 +30,8 @@ def check_code(spec: ArchiveSpec, *, test_import: bool) -> list[str]:
     """
     plan = plan_archive(spec, warn=lambda text: None)
     handler = None if spec.handler in BUILTIN_HANDLERS else str(plan.manifest["model"]["handler"])
+    if python_file := plan.manifest.get(MANIFEST_KEY):
+        handler = f"{python_file['file']}:{python_file['name']}"
     model = plan.manifest["model"]
     names = [
         name for name in (handler and handler.partition(":")[0], model.get("modelFile")) if name

@@ -21,6 +21,7 @@ from tsx_archiver import (
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
+from tsx_archiver.metadata.python_file import MANIFEST_KEY as PYTHON_KEY
 from tsx_archiver.opening import MODEL_SUFFIXES
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
@@ -128,6 +129,8 @@ def kind_of_directory(manifest: Manifest) -> str:
     """Return the kind of a model without a serialized file."""
     if MLFLOW_KEY in manifest.data:
         return "MLflow model"
+    if PYTHON_KEY in manifest.data:
+        return "Python file"
     return "Hugging Face model" if MANIFEST_KEY in manifest.data else "code only"
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
+from tsx_archiver.metadata.python_file import MANIFEST_KEY as PYTHON_KEY
 from tsx_archiver.packing import check_config
 from tsx_archiver.progress import progress_bar
 from tsx_archiver.writing import SUFFIXES, output_path
@@ -22,6 +23,7 @@ from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
+from tsx_cli.archive.python_file import python_file_spec
 from tsx_cli.archive.source import SourceKind
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
@@ -118,6 +120,16 @@ def pack(path: Path | None, kind: SourceKind, options: PackingOptions, *, quiet:
             f"{options.huggingface.packing_options}: only a Hugging Face model takes that, and"
             f" {path} is none; remove it"
         )
+    if path is not None and kind == "Python":
+        if options.parts.handler or options.parts.model_file:
+            raise UsageError(
+                f"{path} is served by its own classes or functions; remove --handler and"
+                " --model-file"
+            )
+        with python_file_spec(
+            path, options.name, options.version, options.parts.extra_files, options.config_file
+        ) as (spec, notes):
+            return _pack(spec, notes, replace(options, config_file=None), quiet=quiet)
     if path is None or kind != "MLflow":
         spec, notes = infer_spec(
             path,
@@ -171,8 +183,8 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
     import_notes = check_code(spec, test_import=options.test_import)
     _print_lines(import_notes, quiet)
     notes += import_notes
-    # Models with an extra manifest (Hugging Face, MLflow) are not tried here.
-    should_try = options.try_model and not spec.extra_manifest
+    # Models of Hugging Face and MLflow are not tried here.
+    should_try = options.try_model and not spec.extra_manifest.keys() - {PYTHON_KEY}
     # A note means that the code cannot be imported here, so the model cannot be loaded either.
     if any(text.startswith("note: ") for text in import_notes):
         should_try = False

@@ -1,4 +1,4 @@
-"""The kind of a source: a workflow, an archive, a Hugging Face or MLflow model, or a file."""
+"""The kind of a source: a workflow, an archive, a directory, a Python file, or a model file."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from tsx_archiver.metadata.mlmodel import FILE
 from tsx_archiver.names import similar_file
 from tsx_archiver.opening import model_root
 from tsx_cli.archive.mlflow import is_uri
+from tsx_cli.archive.python_file import is_python_file
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.sources import is_hub
 
 SourceKind: TypeAlias = Literal[
-    "workflow", "archive", "Hugging Face", "MLflow", "directory", "file"
+    "workflow", "archive", "Hugging Face", "MLflow", "Python", "directory", "file"
 ]
 
 
@@ -32,7 +33,9 @@ def classify(path: Path) -> SourceKind:
         return "Hugging Face"
     if is_uri(path) or (path / FILE).is_file():
         return "MLflow"
-    return "directory" if is_directory else "file"
+    if is_directory:
+        return "directory"
+    return "Python" if is_python_file(path) else "file"
 
 
 def require_packed(path: Path) -> None:
@@ -44,7 +47,7 @@ def require_packed(path: Path) -> None:
     kind = classify(path)
     if kind == "workflow":
         raise UsageError(f"'{path}' is a workflow; name its models one by one")
-    if kind in ("Hugging Face", "MLflow"):
+    if kind in ("Hugging Face", "MLflow", "Python"):
         command = f"tsx archive {shlex.quote(str(path))}"
         raise UsageError(f"'{path}' is a model of {kind}, and an archive is needed here: {command}")
 

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
-from tsx_archiver.metadata.huggingface import MANIFEST_KEY
-from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
 from tsx_archiver.names import similar_file
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
+from tsx_cli.archive.python_file import one_model_each, python_file_spec
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.serve.server import run_server
@@ -54,13 +53,17 @@ def serve_arguments(
             "--device gpu: no GPU is visible here (`nvidia-smi` shows what the driver sees); omit"
             " --device to run on the CPU"
         )
-    sources = for_all(arguments, lambda argument: locate(argument, settings), CliError)
+    located = for_all(arguments, lambda argument: locate(argument, settings), CliError)
+    sources = [model for source in located for model in _one_model_each(source)]
     model_sources = [source for source in sources if source.kind != "workflow"]
     kinds = {source.kind for source in model_sources}
-    if parts.is_given and "file" not in kinds:
+    is_code_given = parts.handler is not None or parts.model_file is not None
+    if (is_code_given and "file" not in kinds) or (
+        parts.is_given and not kinds & {"file", "Python"}
+    ):
         raise UsageError(
             "--handler, --model-file and --extra-files apply to bare model files; archives and"
-            " directories have their own"
+            " directories have their own, and a Python file takes only --extra-files"
         )
     if huggingface.packing_options and kinds != {"Hugging Face"}:
         raise UsageError(
@@ -74,7 +77,15 @@ def serve_arguments(
         )
     with ExitStack() as stack:
         starts = [
-            find_model(source, parts, stack, huggingface) for source in model_sources
+            find_model(
+                source,
+                parts,
+                stack,
+                huggingface,
+                # The setting of an optional feature.
+                installs_packages=getattr(settings, "install_py_dep_per_model", False),
+            )
+            for source in model_sources
         ] or models_from_settings(settings)
         if huggingface.trust_remote_code:
             # An optional feature.
@@ -119,6 +130,17 @@ class LocatedSource(NamedTuple):
     kind: SourceKind
 
 
+def _one_model_each(source: LocatedSource) -> list[LocatedSource]:
+    if source.kind != "Python":
+        return [source]
+    paths = one_model_each(source.path)
+    if source.name is not None and len(paths) > 1:
+        raise UsageError(
+            f"{source.path} has several models; name each, as {source.name}={paths[0]}"
+        )
+    return [source._replace(path=path) for path in paths]
+
+
 def start_workflow(path: Path, name: str | None) -> StartItem:
     from tsx_runtime.features.workflows.feature import WorkflowsFeature  # an optional feature
 
@@ -130,11 +152,13 @@ def find_model(
     parts: HandlerFiles,
     stack: ExitStack,
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
+    *,
+    installs_packages: bool = False,
 ) -> StartModel:
     """Return how a source is served.
 
     For a model without an archive, a temporary directory like an unpacked archive is made. `stack`
-    removes it.
+    removes it. `installs_packages` tells whether the server installs requirements of models.
     """
     name, path, kind = source
     if kind in ("archive", "directory"):
@@ -145,15 +169,18 @@ def find_model(
         spec, notes = stack.enter_context(
             mlflow_spec(path, name, None, None, None, requirements=True)
         )
+    elif kind == "Python":
+        spec, notes = stack.enter_context(
+            python_file_spec(
+                path, name, extra_files=parts.extra_files, requirements=installs_packages
+            )
+        )
     else:
         spec, notes = infer_spec(path, parts, name=name)
     print("\n".join(notes), flush=True)
     start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
-    facts = (
-        spec.extra_manifest.get(MANIFEST_KEY)
-        or spec.extra_manifest.get(MLFLOW_KEY)
-        or {"source": path.name}
-    )
+    origins = (entry for entry in spec.extra_manifest.values() if "source" in entry)
+    facts = next(origins, {"source": path.name})
     url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
     return replace(start, order=replace(start.order, url=url))
 
@@ -174,7 +201,7 @@ def locate(argument: str, settings: Settings) -> LocatedSource:
         store_name = "model store" if store is settings.model_store else "workflow store"
     candidates = () if store is None else (store / path, store / f"{path}.mar")
     stored = next((file for file in candidates if file.exists()), None)
-    if kind in ("Hugging Face", "MLflow") or (
+    if kind in ("Hugging Face", "MLflow", "Python") or (
         path.exists() and (stored is None or kind != "directory")
     ):
         if stored is not None and stored.resolve() != path.resolve():

@@ -33,7 +33,7 @@ TENSORS = "\n"
 # The beginning of a JSON object, list or text, or a whole body that is a number or a literal.
 _JSON_PATTERN = re.compile(rb'\s*(?:[{\["]|(?:[-+.\deE]+|true|false|null)\s*\Z)')
 _BLANK_LINE = re.compile(rb"\r\n\r\n")
-_FORM_TYPE = "application/x-www-form-urlencoded"
+FORM_TYPE = "application/x-www-form-urlencoded"
 _NO_TYPE_ADVICE = (
     "The request had no content type: send -H 'Content-Type: application/json' if the body is JSON."
 )
@@ -114,7 +114,7 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
                 for name, kind, value in fields
             ],
         )
-    elif media_type == _FORM_TYPE:
+    elif media_type == FORM_TYPE:
         if is_json(body):
             return _read_typed(query, "application/json", body, decode)
         # curl sends files of any kind with this type. Latin-1 keeps every byte of them, whereas
@@ -135,6 +135,12 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
         if type(value) is dict and "inputs" in value:
             return inputs, v2_binary.output_request_of_json(value) or parts
     return inputs, parts
+
+
+def content_type_of(meta: str) -> str | None:
+    """Return the media type of a request's body in lower case, or None if it has none."""
+    content_type = _query_and_type(meta.partition("\r\n")[2])[1]
+    return None if content_type is None else media_type_of(content_type)
 
 
 def read_inputs(body: Buffer) -> dict[str, bytearray]:
@@ -230,7 +236,7 @@ def json_fault(meta: str, body: Buffer, text: str) -> InvalidInput | PredictionF
     if content_type is None:
         return PredictionFailed(f"{text.rstrip('.')}. {_NO_TYPE_ADVICE}") if is_json(body) else None
     media_type = media_type_of(content_type)
-    if media_type == "application/json" or (media_type == _FORM_TYPE and is_json(body)):
+    if media_type == "application/json" or (media_type == FORM_TYPE and is_json(body)):
         try:
             json.loads(str(body, "utf-8-sig"))
         except (ValueError, RecursionError) as error:

@@ -46,6 +46,19 @@ NEXT_PART_HEADER = "ts_stream_next"
 logger = logging.getLogger("tsx.worker")
 
 
+class EncodedBody(bytes):
+    """A whole response, which is JSON unless `of` has made it with another content type."""
+
+    headers: bytes = JSON_HEADER
+
+    @classmethod
+    def of(cls, body: bytes, content_type: str) -> EncodedBody:
+        """Return a response with a content type."""
+        encoded = cls(body)
+        encoded.headers = b"content-type: %b\r\n" % content_type.encode()
+        return encoded
+
+
 def encode_body(value: Any, nan: str = NULL) -> Buffer:
     """Encode a value: bytes as they are, text as UTF-8, a tensor by `torch.save`, others as JSON.
 
@@ -64,7 +77,7 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
     if kind is not dict and kind is not list:
         # A check against a tuple takes half the time of one against a union.
         if isinstance(value, (bytes, bytearray)):
-            return b"", value
+            return value.headers if isinstance(value, EncodedBody) else b"", value
         if isinstance(value, str):
             return JSON_HEADER if isinstance(value, JsonText) else b"", value.encode()
         # If the value is a tensor, the handler has imported torch.

@@ -1,0 +1,41 @@
+"""The entry of the manifest for a model from a Python file."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from tsx_archiver.metadata.manifest import Manifest
+
+HANDLER = "python_file"
+MANIFEST_KEY = "pythonFile"
+
+
+class PythonFileFacts(NamedTuple):
+    """What the server knows about a Python file without running it.
+
+    Attributes:
+        file: The name of the file in the archive.
+        name: The name of the class or function in the file.
+        is_batched: Whether it takes a list of requests.
+        is_async: Whether each request is a task of an event loop.
+    """
+
+    file: str
+    name: str
+    is_batched: bool = False
+    is_async: bool = False
+
+    def as_manifest(self) -> dict[str, Any]:
+        return {MANIFEST_KEY: self._asdict()}
+
+
+def read_facts(manifest: Manifest) -> PythonFileFacts:
+    """Read the entry of a manifest; fields that are missing or have another type are empty."""
+    entry = manifest.data.get(MANIFEST_KEY)
+    values = entry if isinstance(entry, dict) else {}
+    return PythonFileFacts(
+        str(values.get("file", "")),
+        str(values.get("name", "")),
+        values.get("is_batched") is True,
+        values.get("is_async") is True,
+    )

@@ -1,0 +1,21 @@
+"""The feature `python_files`, with the defaults of its handler."""
+
+from __future__ import annotations
+
+from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.python_file import HANDLER, read_facts
+from tsx_runtime.core.models.plan import HandlerDefaults
+from tsx_runtime.feature import Feature
+
+DEFAULT_BATCH_SIZE = 32  # for functions that take a batch
+
+
+class PythonFilesFeature(Feature):
+    def handler_defaults(
+        self, name: str, handler: str, archive: OpenArchive
+    ) -> HandlerDefaults | None:
+        if handler != HANDLER:
+            return None
+        facts = read_facts(archive.manifest)
+        limits = {"batch_size": DEFAULT_BATCH_SIZE} if facts.is_batched else {}
+        return HandlerDefaults(limits, is_async=facts.is_async)

@@ -1,0 +1,10 @@
+"""The handler of Python files."""
+
+from __future__ import annotations
+
+from tsx_archiver.metadata.python_file import HANDLER
+from tsx_runtime.worker.handler_api.loader import BuiltinHandler
+
+HANDLERS = {
+    HANDLER: BuiltinHandler("tsx_runtime.features.python_files.worker.handler:PythonFileHandler")
+}

@@ -1,0 +1,362 @@
+"""The handler that calls the function or class of a Python file."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from contextlib import aclosing, closing
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pydantic import PydanticSchemaGenerationError, PydanticUserError
+
+from tsx_archiver.metadata.manifest import Manifest
+from tsx_archiver.metadata.python_file import read_facts
+from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.features.python_files.worker.examples import example_of
+from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
+from tsx_runtime.features.python_files.worker.writing import EVENTS, ResponseWriter, item_type
+from tsx_runtime.worker.codecs.responses import EncodedBody, failure
+from tsx_runtime.worker.codecs.v2_binary import OutputRequest
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
+from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.loader import import_file, own_file
+
+METHOD, BATCH = "predict", "batch"
+UNPROCESSABLE = 422
+_ITERATORS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
+
+STREAMED = object()  # the result of a request whose response was streamed
+
+
+class RequestBatch(NamedTuple):
+    """The valid requests of a batch.
+
+    Attributes:
+        positions: Their positions in the batch.
+        values: Their values.
+        responses: The responses of the batch so far, which are those of invalid requests.
+        tensor_ids: The ids of requests of the Open Inference Protocol in JSON, by position.
+    """
+
+    positions: list[int]
+    values: list[Any]
+    responses: list[Any]
+    tensor_ids: dict[int, str | None]
+
+
+class PythonFileHandler:
+    """A handler whose requests and responses have the types of a function in a Python file.
+
+    The file has a function `predict`, or a class with a method `predict`. The function takes one
+    request, or a list of requests if its parameter is called `batch`. It returns a value for each
+    request, or yields the parts of a stream. `load(device)`, next to it, loads the model.
+
+    Attributes:
+        device: The device for the model, such as `cuda:0`.
+        signature: The types of requests and responses, as `ModelSignature`.
+    """
+
+    takes_raw_bodies = True
+
+    def __init__(self) -> None:
+        self.device = "cpu"
+        self.form: str | None = None
+        self.forms_passed_over: tuple[str, ...] = ()
+        self.precision: str | None = None
+        self.signature: dict[str, Any] | None = None
+        self._context: Context
+        self._owner: Any = None  # the object, or the module of a function
+        self._predict: Callable[..., Any]
+        self._reader: RequestReader
+        self._writer: ResponseWriter
+        self._is_batched = self._is_async = False
+
+    @property
+    def model(self) -> Any:
+        """The model that `load` has stored as `self.model`, or as a global variable `model`."""
+        return getattr(self._owner, "model", None)
+
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._owner.model = model
+
+    def initialize(self, context: Context) -> Any:
+        """Import the file and load the model; return a coroutine if `load` is one.
+
+        Raises:
+            LoadError: The file has no such class or function, or its types cannot be used.
+        """
+        self._context = context
+        properties = context.system_properties
+        directory, gpu = Path(properties["model_dir"]), properties.get("gpu_id")
+        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
+        facts = read_facts(Manifest(context.manifest))
+        module = import_file(own_file(directory / facts.file, directory), "File")
+        target = getattr(module, facts.name, None)
+        if target is None:
+            raise LoadError(f"{facts.file} has no {facts.name}. Pack it again.")
+        self._owner = target() if inspect.isclass(target) else module
+        self._predict = getattr(self._owner, METHOD) if inspect.isclass(target) else target
+        self._read_types(f"{facts.name}.{METHOD}" if inspect.isclass(target) else facts.name)
+        self._is_async = inspect.isasyncgenfunction(self._predict) or inspect.iscoroutinefunction(
+            self._predict
+        )
+        if self._is_async:
+            self.inference = self._inference_async  # type: ignore[method-assign]  # one of two
+        load = getattr(self._owner, "load", None)
+        loading = None if load is None else load(*[self.device][: _parameter_count(load)])
+        if inspect.isawaitable(loading):
+            return self._finish_loading(loading)
+        self._apply_config()
+        return None
+
+    async def _finish_loading(self, loading: Any) -> None:
+        await loading
+        self._apply_config()
+
+    def _read_types(self, name: str) -> None:
+        """Prepare the reading of requests and the writing of results."""
+        try:
+            hints = typing.get_type_hints(self._predict, include_extras=True)
+            signature = inspect.signature(self._predict)
+            parameters = [
+                parameter.replace(annotation=hints.get(parameter.name, parameter.empty))
+                for parameter in signature.parameters.values()
+            ]
+            if not parameters or any(
+                parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+                for parameter in parameters
+            ):
+                raise LoadError(
+                    f"{name} must have one parameter for a request, or several with names;"
+                    f" it is {name}{signature}."
+                )
+            self._is_batched = [parameter.name for parameter in parameters] == [BATCH]
+            result = hints.get("return", inspect.Signature.empty)
+            streams = _is_generator(self._predict) or typing.get_origin(result) in _ITERATORS
+            self._reader = RequestReader(parameters, is_batched=self._is_batched)
+            result = item_type(result, is_batched=self._is_batched, streams=streams)
+            self._writer = ResponseWriter(result, name, nan=self._context.json_nan)
+        except (NameError, TypeError, PydanticSchemaGenerationError, PydanticUserError) as error:
+            raise LoadError(f"The annotations of {name} cannot be used: {error}") from error
+        documentation = inspect.getdoc(self._predict) or inspect.getdoc(self._owner) or ""
+        self.signature = {
+            "input": self._reader.schema,
+            "output": self._writer.schema,
+            "description": documentation,
+            "content_types": ["application/json", *self._reader.upload_types],
+            "output_type": EVENTS if streams else self._writer.content_type,
+            "streams": streams,
+            "example": example_of(self._reader.schema),
+        }
+
+    def _apply_config(self) -> None:
+        """Apply `precision`, `forms` and `pt2` of the configuration to the model."""
+        config = self._context.model_yaml_config
+        model = self.model
+        if model is None or not any(config.get(key) for key in ("precision", "forms", "pt2")):
+            return
+        from tsx_runtime.worker.handlers.base import BaseHandler  # It imports torch.
+
+        base = BaseHandler()
+        base.context, base.device = self._context, self.device
+        self.model = base.in_form(lambda: model)
+        self.form, self.precision = base.form, base.precision
+        self.forms_passed_over = base.forms_passed_over
+
+    def handle(self, data: list[Any], context: Context) -> Any:
+        """Return the responses to a batch; for an asynchronous function, a coroutine."""
+        head = context.heads()[0]
+        if ": True\r\n" in head and len(data) == 1:  # A quick check before the headers are parsed.
+            if context.get_request_header(0, "describe") == "True":
+                return [self.signature]
+            if context.get_request_header(0, "explain") == "True":
+                raise InvalidInput(f"{context.model_name} has no explanations, only predictions.")
+        call = self.preprocess(data, context)
+        results = self.inference(call, context)
+        if self._is_async:
+            return self._finish(call, results, context)
+        return self.postprocess(call, results, context)
+
+    async def _finish(self, call: RequestBatch, results: Any, context: Context) -> list[Any]:
+        return self.postprocess(call, await results, context)
+
+    # The three steps, whose times are measured.
+
+    def preprocess(self, data: list[Any], context: Context) -> RequestBatch:
+        """Read the requests, and make the responses to invalid ones."""
+        call = RequestBatch([], [], [None] * len(data), {})
+        positions, values, responses, _ = call
+        heads, parts, read = context.heads(), context.parts(), self._reader.read
+        for position, row in enumerate(data):
+            try:
+                body = row.get("body") if type(row) is dict else None
+                if type(body) is bytearray and b'"datatype"' in body:
+                    value = self._read_tensors(row, heads[position], position, call)
+                else:
+                    value = read(row, heads[position], parts.get(position, {}))
+            except Invalid as error:
+                context.set_response_status(UNPROCESSABLE, idx=position)
+                responses[position] = EncodedBody(json.dumps({"detail": error.errors}).encode())
+                continue
+            positions.append(position)
+            values.append(value)
+        return call
+
+    def _read_tensors(self, row: Any, head: str, position: int, call: RequestBatch) -> Any:
+        """Read a request that is probably one of the Open Inference Protocol in JSON."""
+        try:
+            document = json.loads(row["body"])
+            tensors, request_id = document["inputs"], document.get("id")
+            is_protocol = all("datatype" in tensor and "shape" in tensor for tensor in tensors)
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_protocol = False
+        if not is_protocol:
+            return self._reader.read(row, head, {})
+        call.tensor_ids[position] = request_id if isinstance(request_id, str) else None
+        return self._reader.read_tensors(tensors)
+
+    def inference(self, call: RequestBatch, context: Context) -> Any:
+        """Return the results of the valid requests; STREAMED for a response that was streamed."""
+        try:
+            if not self._is_batched:
+                return [
+                    self._stream(result, [position], context)
+                    if inspect.isgenerator(result)
+                    else result
+                    for position, value in zip(call.positions, call.values, strict=True)
+                    for result in (self._call(value),)
+                ]
+            results = self._predict(call.values) if call.values else []
+            if inspect.isgenerator(results):
+                return [self._stream(results, call.positions, context)] * len(call.values)
+            return self._check_length(results, len(call.values))
+        except Exception as error:
+            raise _with_status(error) from error
+
+    async def _inference_async(self, call: RequestBatch, context: Context) -> Any:
+        try:
+            if not self._is_batched:
+                return [
+                    await self._result(self._call(value), [position], context)
+                    for position, value in zip(call.positions, call.values, strict=True)
+                ]
+            if not call.values:
+                return []
+            results = await self._result(self._predict(call.values), call.positions, context)
+            if results is STREAMED:
+                return [STREAMED] * len(call.values)
+            return self._check_length(results, len(call.values))
+        except Exception as error:
+            raise _with_status(error) from error
+
+    def _call(self, value: Any) -> Any:
+        return self._predict(**value) if self._reader.has_several else self._predict(value)
+
+    async def _result(self, result: Any, positions: list[int], context: Context) -> Any:
+        if inspect.isawaitable(result):
+            result = await result
+        if inspect.isgenerator(result):
+            return self._stream(result, positions, context)
+        if not inspect.isasyncgen(result):
+            return result
+        events = EventStream(self._writer, positions, context, is_batched=self._is_batched)
+        async with aclosing(result):
+            with events:
+                async for part in result:
+                    events.send(part)
+        return STREAMED
+
+    def _stream(self, result: Any, positions: list[int], context: Context) -> Any:
+        with (
+            closing(result),
+            EventStream(self._writer, positions, context, is_batched=self._is_batched) as events,
+        ):
+            for part in result:
+                events.send(part)
+        return STREAMED
+
+    def postprocess(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
+        """Return the responses of the batch."""
+        write, parts = self._writer.write, context.parts()
+        for position, result in zip(call.positions, results, strict=True):
+            if result is STREAMED:
+                response: Any = b""
+            elif position in call.tensor_ids:
+                request_id = call.tensor_ids[position]
+                response = self._writer.write_tensors(result, context, request_id)
+            elif isinstance(parts.get(position), OutputRequest):
+                response = self._writer.as_arrays(result)
+            else:
+                response = write(result)
+            call.responses[position] = response
+        return call.responses
+
+    def _check_length(self, results: Any, expected: int) -> list[Any]:
+        """Return the results of a batch as a list.
+
+        Raises:
+            PredictionFailed: There is not one result for each request.
+        """
+        is_sequence = hasattr(results, "__len__") and not isinstance(results, str | bytes | dict)
+        if not is_sequence or len(results) != expected:
+            length = f" of length {len(results)}" if is_sequence else ""
+            raise PredictionFailed(
+                f"{METHOD} must return a list with a result for each of the {expected} requests of"
+                f" its batch; it returned {type(results).__name__}{length}."
+            )
+        return list(results)
+
+
+class EventStream:
+    """The server-sent events of the responses at some positions of a batch."""
+
+    def __init__(
+        self, writer: ResponseWriter, positions: list[int], context: Context, *, is_batched: bool
+    ) -> None:
+        self._writer, self._positions, self._context = writer, positions, context
+        self._is_batched = is_batched
+        self._has_started = False
+        for position in positions:
+            context.set_response_content_type(position, EVENTS)
+
+    def send(self, part: Any) -> None:
+        """Send a part; of a batch, a list with the part of each response."""
+        parts = part if self._is_batched else [part]
+        for position, value in zip(self._positions, parts, strict=True):
+            self._context.send_piece(position, self._writer.write_event(value))
+        self._has_started = True
+
+    def __enter__(self) -> EventStream:
+        return self
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        """Tell the clients of a stream that has started about an error, which ends it."""
+        if isinstance(error, Exception) and self._has_started:
+            document = json.dumps(json.loads(bytes(failure(_with_status(error))[2])))
+            event = f"event: error\ndata: {document}\n\n".encode()
+            for position in self._positions:
+                self._context.send_piece(position, event)
+
+
+def _is_generator(function: Any) -> bool:
+    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+
+
+def _parameter_count(function: Any) -> int:
+    return len(inspect.signature(function).parameters)
+
+
+def _with_status(error: Exception) -> Exception:
+    """Return the exception of another framework that has a status code as one of tsx.
+
+    FastAPI's, Starlette's and LitServe's HTTPException have the attributes `status_code` and
+    `detail`.
+    """
+    status = getattr(error, "status_code", None)
+    if not isinstance(status, int) or not hasattr(error, "detail"):
+        return error
+    return PredictionException(str(error.detail), status)

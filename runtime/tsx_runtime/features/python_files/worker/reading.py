@@ -1,0 +1,250 @@
+"""The conversion of requests to the arguments of a predict function, with validation."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+from typing_extensions import NotRequired, TypedDict
+
+from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of
+from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
+from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
+from tsx_runtime.worker.exceptions import form_advice
+
+MAX_ERRORS = 100  # of one request
+MAX_INPUT_CHARS = 1000  # Larger values are not repeated in an error.
+BODY = "body"
+# Names of the whole input in calls of TorchServe's gRPC API.
+WHOLE_NAMES = (BODY, "data")
+
+
+class Invalid(Exception):
+    """The request does not have the types of the function; `errors` are as in FastAPI."""
+
+    def __init__(self, errors: list[dict[str, Any]]) -> None:
+        super().__init__()
+        self.errors = errors
+
+
+class RequestReader:
+    """The reader of the requests of a function.
+
+    Attributes:
+        has_several: Whether a request is a dict with the values of several parameters.
+        schema: The JSON schema of a request.
+        upload_types: The content types, besides JSON, of a request.
+    """
+
+    def __init__(self, parameters: Sequence[inspect.Parameter], *, is_batched: bool) -> None:
+        self.has_several = len(parameters) > 1
+        self.upload_types: tuple[str, ...] = ()
+        self.schema: dict[str, Any] = {}
+        self._name = parameters[0].name
+        self._codecs = {
+            parameter.name: codec
+            for parameter in parameters
+            if (codec := codec_of(parameter.annotation)) is not None
+        }
+        self._adapter: TypeAdapter[Any] | None = None
+        annotation = _request_type(parameters, is_batched=is_batched)
+        codec = codec_of(annotation)
+        if annotation is not None:
+            self._adapter = TypeAdapter(adapt(annotation))
+            self.schema = self._adapter.json_schema(mode="validation")
+            _add_defaults(self.schema, parameters)
+        root = resolve(self.schema, self.schema)
+        self._properties = root.get("properties", {})
+        self._is_object = root.get("type") == "object"
+        self._has_codec = codec is not None
+        self._is_text = codec is None and root.get("type") == "string"
+        if codec is not None:
+            self.upload_types = codec.upload_types
+        elif self._is_text:
+            self.upload_types = ("text/plain",)
+        elif self._is_object:
+            self.upload_types = ("multipart/form-data",)
+        # Whether the body is JSON in any case.
+        self._is_json = annotation is not None and codec is None and not self._is_text
+
+    def read(self, row: Any, meta: str, parts: Mapping[str, Any]) -> Any:
+        """Return the value of a request.
+
+        Args:
+            row: The row of the request.
+            meta: The head of the request, as in `wire.request_meta`.
+            parts: The repeated values of fields, as `{"values": [...]}` by the field's name.
+
+        Raises:
+            Invalid: The request does not have the types of the function.
+        """
+        try:
+            if type(row) is not dict:
+                return self._read_whole(row, meta)
+            if len(row) == 1 and BODY in row:
+                return self._read_whole(row[BODY], meta)
+            if self._adapter is None:
+                return row
+            return self._read_fields(row, meta, parts)
+        except ValidationError as error:
+            raise Invalid(_errors(error)) from error
+
+    def read_tensors(self, tensors: Sequence[Any]) -> Any:
+        """Return the value of a request of the Open Inference Protocol in JSON.
+
+        Raises:
+            Invalid: The request does not have the types of the function.
+        """
+        try:
+            row = {str(tensor["name"]): tensor["data"] for tensor in map(read_input, tensors)}
+            if len(row) == 1 and not self._is_object:
+                row = {BODY: next(iter(row.values()))}
+            return self.read(row, "", {})
+        except MalformedTensors as error:
+            raise Invalid([_error("value_error", ["inputs"], str(error))]) from error
+
+    def _read_whole(self, value: Any, meta: str) -> Any:
+        adapter = self._adapter
+        if not isinstance(value, bytes | bytearray):
+            value = _fit(value, self.schema) if self._is_json or self._is_text else value
+            return value if adapter is None else adapter.validate_python(value)
+        if self._is_json and adapter is not None:
+            return adapter.validate_json(value)
+        if self._has_codec and adapter is not None:
+            return adapter.validate_python(bytes(value))
+        content_type = content_type_of(meta)
+        is_json_type = content_type in (JSON, FORM_TYPE)
+        if adapter is not None:
+            return (
+                adapter.validate_json(value)
+                if is_json_type
+                else adapter.validate_python(_text(value))
+            )
+        if is_json_type or (content_type is None and is_json(value)):
+            return _ANY.validate_json(value)
+        return bytes(value)
+
+    def _read_fields(self, row: Mapping[str, Any], meta: str, parts: Mapping[str, Any]) -> Any:
+        """Read the fields of a form, of a query string, or of several tensors."""
+        assert self._adapter is not None
+        if not self._is_object:
+            names = [name for name in (self._name, *WHOLE_NAMES) if name in row]
+            if not names and len(row) == 1 and not form_advice(dict(row)):
+                names = list(row)
+            if not names:
+                message = f"Field required.{form_advice(dict(row))}"
+                raise Invalid([_error("missing", [self._name], message)])
+            return self._read_whole(row[names[0]], meta if names[0] == BODY else "")
+        fields = dict(row)
+        body = fields.pop(BODY) if BODY in row and BODY not in self._properties else None
+        if isinstance(body, bytes | bytearray):
+            if not self.has_several:
+                return self._read_whole(body, meta)
+            fields = _OBJECT.validate_json(body) | fields
+        return self._adapter.validate_python(
+            {name: self._convert(name, value, parts.get(name)) for name, value in fields.items()}
+        )
+
+    def _convert(self, name: str, value: Any, part: Any) -> Any:
+        """Convert the value of a field to the type that the schema has for it."""
+        if name in self._codecs:
+            return bytes(value) if isinstance(value, bytearray) else value
+        schema = resolve(self._properties.get(name, {}), self.schema)
+        if schema.get("type") == "array" and part is not None and "values" in part:
+            items = resolve(schema.get("items", {}), self.schema)
+            return [_fit(entry, items) for entry in part["values"]]
+        return _fit(value, schema)
+
+
+_ANY = TypeAdapter[Any](Any)
+_OBJECT = TypeAdapter[dict[str, Any]](dict[str, Any])
+
+
+def _request_type(parameters: Sequence[inspect.Parameter], *, is_batched: bool) -> Any:
+    """Return the type of a request; None if it has no annotation."""
+    if len(parameters) > 1:
+        fields: Any = {
+            parameter.name: (
+                Any if parameter.annotation is parameter.empty else adapt(parameter.annotation)
+            )
+            for parameter in parameters
+        }
+        for parameter in parameters:
+            if parameter.default is not parameter.empty:
+                fields[parameter.name] = NotRequired[fields[parameter.name]]
+        make_type: Any = TypedDict  # The fields are not known to the type checker.
+        kind = make_type("Request", fields)
+        kind.__pydantic_config__ = ConfigDict(extra="forbid")
+        return kind
+    annotation = parameters[0].annotation
+    if is_batched and annotation is not inspect.Parameter.empty:
+        annotation = next(iter(typing.get_args(annotation)), Any)
+    return None if annotation in (inspect.Parameter.empty, Any) else annotation
+
+
+def _add_defaults(schema: dict[str, Any], parameters: Sequence[inspect.Parameter]) -> None:
+    for parameter in parameters if len(parameters) > 1 else ():
+        try:
+            json.dumps(parameter.default)
+        except (TypeError, ValueError):  # There is no default, or JSON cannot represent it.
+            continue
+        schema["properties"][parameter.name]["default"] = parameter.default
+
+
+def resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Follow references, and choose the first of several alternatives that is not null."""
+    for _ in range(MAX_ERRORS):  # References may form a cycle.
+        alternatives = [
+            alternative
+            for alternative in schema.get("anyOf", ())
+            if alternative.get("type") != "null"
+        ]
+        if "$ref" in schema:
+            schema = root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
+        elif alternatives:
+            schema = alternatives[0]
+        else:
+            break
+    return schema
+
+
+def _fit(value: Any, schema: Mapping[str, Any]) -> Any:
+    """Convert text to the type of a schema, and a tensor of one element to this element."""
+    if isinstance(value, bytes | bytearray):
+        if schema.get("format") == "binary":
+            return bytes(value)
+        value = _text(value)
+    if isinstance(value, str):
+        if schema.get("type") == "string":
+            return value
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if schema.get("type") != "array":
+        while isinstance(value, list) and len(value) == 1:
+            value = value[0]
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+def _text(value: Any) -> str:
+    return bytes(value).decode(errors="replace")
+
+
+def _errors(error: ValidationError) -> list[dict[str, Any]]:
+    """Return pydantic's errors in FastAPI's format."""
+    errors = json.loads(error.json(include_url=False, include_context=False))[:MAX_ERRORS]
+    for entry in errors:
+        entry["loc"] = [BODY, *entry["loc"]]
+        if len(json.dumps(entry["input"])) > MAX_INPUT_CHARS:
+            del entry["input"]
+    return typing.cast(list[dict[str, Any]], errors)
+
+
+def _error(kind: str, location: list[str], message: str) -> dict[str, Any]:
+    return {"type": kind, "loc": [BODY, *location], "msg": message, "input": None}

@@ -1,0 +1,162 @@
+"""The conversion of a predict function's results to responses."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import typing
+from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_json
+
+from tsx_runtime.errors import PredictionFailed
+from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of
+from tsx_runtime.worker.codecs.json_text import LITERAL, NULL, STRING
+from tsx_runtime.worker.codecs.responses import EncodedBody
+from tsx_runtime.worker.codecs.v2_json import output_tensor
+from tsx_runtime.worker.handler_api.context import Context
+
+EVENTS = "text/event-stream"
+OUTPUT = "output"  # the name of a result without names, as a tensor
+_INF_NAN_MODES: Any = {NULL: "null", STRING: "strings", LITERAL: "constants"}
+
+
+class ResponseWriter:
+    """The writer of the results of a function.
+
+    Attributes:
+        schema: The JSON schema of a result, or of a part of a stream.
+        content_type: The content type of a response.
+    """
+
+    def __init__(self, annotation: Any, name: str, *, nan: str) -> None:
+        """Prepare the writing of results of a type.
+
+        Args:
+            annotation: The type; `inspect.Signature.empty` if it is not annotated.
+            name: The name of the function, for messages.
+            nan: How NaN is written, as in the setting `json_nan`.
+        """
+        self.schema: dict[str, Any] = {}
+        self.content_type = JSON
+        self._name, self._nan = name, nan
+        self._codec = codec_of(annotation)
+        self._adapter: TypeAdapter[Any] | None = None
+        if annotation not in (inspect.Signature.empty, Any):
+            self._adapter = TypeAdapter(adapt(annotation))
+            self.schema = self._adapter.json_schema(mode="serialization")
+        if self._codec is not None and self._codec.encode is not None:
+            self.content_type = self._codec.upload_types[0].replace("*", "png")
+        elif annotation is str:
+            self.content_type = "text/plain; charset=utf-8"
+
+    def write(self, value: Any) -> Any:
+        """Return a result as a response.
+
+        Raises:
+            PredictionFailed: The value does not have the annotated type.
+        """
+        value = self._check(value)
+        if isinstance(value, str):
+            return EncodedBody.of(value.encode(), "text/plain; charset=utf-8")
+        if self._codec is not None and self._codec.encode is not None:
+            return self._codec.encode(value)
+        if self._adapter is None and isinstance(value, bytes | bytearray):
+            return value
+        return EncodedBody(self._to_json(value))
+
+    def write_event(self, value: Any) -> bytes:
+        """Return a part of a stream as a server-sent event.
+
+        https://html.spec.whatwg.org/multipage/server-sent-events.html
+        """
+        value = self._check(value)
+        text = value if isinstance(value, str) else self._to_json(value).decode()
+        lines = text.replace("\r\n", "\n").replace("\r", "\n").split("\n")
+        return "".join([*(f"data: {line}\n" for line in lines), "\n"]).encode()
+
+    def write_tensors(self, value: Any, context: Context, request_id: str | None) -> EncodedBody:
+        """Return a result as a response of the Open Inference Protocol in JSON."""
+        outputs = [output_tensor(name, field) for name, field in self._fields(value).items()]
+        response = {
+            "model_name": context.model_name,
+            "model_version": (context.manifest.get("model") or {}).get("modelVersion"),
+            "id": request_id,
+            "outputs": outputs,
+        }
+        body = {name: field for name, field in response.items() if field is not None}
+        return EncodedBody(self._dump(body))
+
+    def as_arrays(self, value: Any) -> dict[str, Any]:
+        """Return a result as the arrays of a response of the protocol's binary form."""
+        import numpy as np  # Only requests in this form need it.
+
+        return {name: np.asarray(field) for name, field in self._fields(value).items()}
+
+    def _fields(self, value: Any) -> dict[str, Any]:
+        """Return the fields of an object, or the only output; nested values become JSON."""
+        value = self._check(value)
+        if not hasattr(value, "dtype"):
+            value = json.loads(self._to_json(value))
+        fields = value if isinstance(value, dict) else {OUTPUT: value}
+        return {
+            name: json.dumps(field) if _has_dict(field) else field
+            for name, field in fields.items()
+            if field is not None
+        }
+
+    def _check(self, value: Any) -> Any:
+        if self._adapter is None:
+            return value
+        try:
+            return self._adapter.validate_python(value)
+        except ValidationError as error:
+            fault = error.errors(include_url=False, include_input=False)[0]
+            location = ".".join(map(str, fault["loc"]))
+            raise PredictionFailed(
+                f"{self._name} returned {type(value).__name__}, which does not have the annotated"
+                f" type: {location + ': ' if location else ''}{fault['msg']}."
+            ) from error
+
+    def _to_json(self, value: Any) -> bytes:
+        if self._adapter is not None and self._nan == NULL:
+            return self._adapter.dump_json(value)
+        if self._adapter is not None:
+            value = self._adapter.dump_python(value, mode="json")
+        return self._dump(value)
+
+    def _dump(self, value: Any) -> bytes:
+        mode = _INF_NAN_MODES[self._nan]
+        try:
+            return to_json(value, inf_nan_mode=mode, fallback=_plain)
+        except ValueError as error:
+            raise PredictionFailed(f"The result of {self._name} is not JSON: {error}") from error
+
+
+def item_type(annotation: Any, *, is_batched: bool, streams: bool) -> Any:
+    """Return the type of one result from the annotation of a function's results.
+
+    Args:
+        annotation: The annotation.
+        is_batched: Whether the function returns a list with a result for each request.
+        streams: Whether the function returns an iterator of such results.
+    """
+    for _ in range(streams + is_batched):
+        arguments = typing.get_args(annotation)
+        annotation = arguments[0] if arguments else inspect.Signature.empty
+    return annotation
+
+
+def _has_dict(value: Any) -> bool:
+    return isinstance(value, dict) or (isinstance(value, list) and any(map(_has_dict, value)))
+
+
+def _plain(value: Any) -> Any:
+    """Return a value that pydantic does not know as JSON; arrays and tensors become lists."""
+    codec = codec_of(type(value))
+    if codec is not None:
+        return codec.write(value)
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} is not JSON")
