@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
@@ -147,15 +148,13 @@ def python_file_spec(
     config = _settings(file, config_file, script, model)
     needed = script.get("dependencies", _installed(packages)) if requirements else []
     model_name = name or model.name or default_model_name(file)
+    call = "batches of requests" if model.is_batched else "one request a call"
     notes = [
-        f"{file}: {model.target}, {'batches of requests' if model.is_batched else 'one request'}"
-        f" a call{', asynchronous' if model.is_async else ''}",
-        f"name {model_name}, version {version or DEFAULT_VERSION}",
-        f"files {', '.join(sorted(members))}",
+        f"{file}: {model.target} is the model {model_name}, version {version or DEFAULT_VERSION}; "
+        + (f"{call}, asynchronous" if model.is_async else call)
     ]
-    notes += (
-        [f"settings {yaml.safe_dump(config, default_flow_style=True).strip()}"] if config else []
-    )
+    notes += [f"files {', '.join(sorted(members))}"] if len(members) > 1 else []
+    notes += [f"settings {json.dumps(config)}"] if config else []
     notes += [f"requirements {', '.join(needed)}"] if needed else []
     with scratch_directory("tsx-python-") as folder:
         (folder / DEFAULT_CONFIG).write_text(yaml.safe_dump(config))

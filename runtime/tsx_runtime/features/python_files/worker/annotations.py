@@ -14,12 +14,13 @@ import json
 import sys
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from functools import partial, reduce
 from operator import or_
 from typing import Annotated, Any, NamedTuple
 
 from pydantic_core import core_schema
+from typing_extensions import NotRequired, TypedDict, is_typeddict
 
 from tsx_runtime.worker.codecs.responses import EncodedBody
 from tsx_runtime.worker.codecs.tables import read_table, records_of
@@ -63,6 +64,10 @@ def adapt(annotation: Any) -> Any:
     """Return the annotation, in which types that pydantic does not know have a `Codec`."""
     if (codec := codec_of(annotation)) is not None:
         return Annotated[annotation, codec]
+    if is_typeddict(annotation):
+        required = annotation.__required_keys__
+        hints = typing.get_type_hints(annotation, include_extras=False)
+        return typed_dict(annotation.__name__, hints, hints.keys() - required)
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is None or not arguments or origin is typing.Literal:
         return annotation
@@ -76,6 +81,19 @@ def adapt(annotation: Any) -> Any:
     if origin in (typing.Union, types.UnionType):
         return reduce(or_, adapted)
     return origin[adapted]
+
+
+def typed_dict(name: str, fields: Mapping[str, Any], optional: Collection[str]) -> Any:
+    """Return a TypedDict that pydantic accepts in all versions of Python."""
+    make_type: Any = TypedDict  # The fields are not known to the type checker.
+    kinds = {field: adapt(kind) for field, kind in fields.items()}
+    return make_type(
+        name,
+        {
+            field: NotRequired[kinds[field]] if field in optional else kinds[field]
+            for field in kinds
+        },
+    )
 
 
 def codec_of(annotation: Any) -> Codec | None:

@@ -18,7 +18,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
 from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
 from tsx_runtime.features.python_files.worker.writing import EVENTS, ResponseWriter, item_type
-from tsx_runtime.worker.codecs.responses import EncodedBody, failure
+from tsx_runtime.worker.codecs.responses import EncodedBody
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
@@ -59,7 +59,7 @@ class PythonFileHandler:
         signature: The types of requests and responses, as `ModelSignature`.
     """
 
-    takes_raw_bodies = True
+    takes_raw_bodies = takes_repeated_fields = True
 
     def __init__(self) -> None:
         self.device = "cpu"
@@ -263,21 +263,31 @@ class PythonFileHandler:
             return self._stream(result, positions, context)
         if not inspect.isasyncgen(result):
             return result
-        events = EventStream(self._writer, positions, context, is_batched=self._is_batched)
+        send = self._begin_events(positions, context)
         async with aclosing(result):
-            with events:
-                async for part in result:
-                    events.send(part)
+            async for part in result:
+                send(part)
         return STREAMED
 
     def _stream(self, result: Any, positions: list[int], context: Context) -> Any:
-        with (
-            closing(result),
-            EventStream(self._writer, positions, context, is_batched=self._is_batched) as events,
-        ):
+        send = self._begin_events(positions, context)
+        with closing(result):
             for part in result:
-                events.send(part)
+                send(part)
         return STREAMED
+
+    def _begin_events(self, positions: list[int], context: Context) -> Callable[[Any], None]:
+        """Return a function that sends a part of a stream; of a batch, a list of parts."""
+        write = self._writer.write_event
+        for position in positions:
+            context.set_response_content_type(position, EVENTS)
+
+        def send(part: Any) -> None:
+            parts = part if self._is_batched else [part]
+            for position, value in zip(positions, parts, strict=True):
+                context.send_piece(position, write(value))
+
+        return send
 
     def postprocess(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
         """Return the responses of the batch."""
@@ -309,37 +319,6 @@ class PythonFileHandler:
                 f" its batch; it returned {type(results).__name__}{length}."
             )
         return list(results)
-
-
-class EventStream:
-    """The server-sent events of the responses at some positions of a batch."""
-
-    def __init__(
-        self, writer: ResponseWriter, positions: list[int], context: Context, *, is_batched: bool
-    ) -> None:
-        self._writer, self._positions, self._context = writer, positions, context
-        self._is_batched = is_batched
-        self._has_started = False
-        for position in positions:
-            context.set_response_content_type(position, EVENTS)
-
-    def send(self, part: Any) -> None:
-        """Send a part; of a batch, a list with the part of each response."""
-        parts = part if self._is_batched else [part]
-        for position, value in zip(self._positions, parts, strict=True):
-            self._context.send_piece(position, self._writer.write_event(value))
-        self._has_started = True
-
-    def __enter__(self) -> EventStream:
-        return self
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        """Tell the clients of a stream that has started about an error, which ends it."""
-        if isinstance(error, Exception) and self._has_started:
-            document = json.dumps(json.loads(bytes(failure(_with_status(error))[2])))
-            event = f"event: error\ndata: {document}\n\n".encode()
-            for position in self._positions:
-                self._context.send_piece(position, event)
 
 
 def _is_generator(function: Any) -> bool:

@@ -9,9 +9,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
-from typing_extensions import NotRequired, TypedDict
 
-from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of
+from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of, typed_dict
 from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice
@@ -51,10 +50,9 @@ class RequestReader:
             if (codec := codec_of(parameter.annotation)) is not None
         }
         self._adapter: TypeAdapter[Any] | None = None
-        annotation = _request_type(parameters, is_batched=is_batched)
-        codec = codec_of(annotation)
+        annotation, codec = _request_type(parameters, is_batched=is_batched)
         if annotation is not None:
-            self._adapter = TypeAdapter(adapt(annotation))
+            self._adapter = TypeAdapter(annotation)
             self.schema = self._adapter.json_schema(mode="validation")
             _add_defaults(self.schema, parameters)
         root = resolve(self.schema, self.schema)
@@ -141,7 +139,7 @@ class RequestReader:
             return self._read_whole(row[names[0]], meta if names[0] == BODY else "")
         fields = dict(row)
         body = fields.pop(BODY) if BODY in row and BODY not in self._properties else None
-        if isinstance(body, bytes | bytearray):
+        if isinstance(body, bytes | bytearray) and body:
             if not self.has_several:
                 return self._read_whole(body, meta)
             fields = _OBJECT.validate_json(body) | fields
@@ -165,25 +163,22 @@ _OBJECT = TypeAdapter[dict[str, Any]](dict[str, Any])
 
 
 def _request_type(parameters: Sequence[inspect.Parameter], *, is_batched: bool) -> Any:
-    """Return the type of a request; None if it has no annotation."""
+    """Return the type of a request, or None without an annotation, and the codec of the type."""
     if len(parameters) > 1:
-        fields: Any = {
-            parameter.name: (
-                Any if parameter.annotation is parameter.empty else adapt(parameter.annotation)
-            )
+        fields = {
+            parameter.name: Any if parameter.annotation is parameter.empty else parameter.annotation
             for parameter in parameters
         }
-        for parameter in parameters:
-            if parameter.default is not parameter.empty:
-                fields[parameter.name] = NotRequired[fields[parameter.name]]
-        make_type: Any = TypedDict  # The fields are not known to the type checker.
-        kind = make_type("Request", fields)
+        optional = [item.name for item in parameters if item.default is not item.empty]
+        kind = typed_dict("Request", fields, optional)
         kind.__pydantic_config__ = ConfigDict(extra="forbid")
-        return kind
+        return kind, None
     annotation = parameters[0].annotation
     if is_batched and annotation is not inspect.Parameter.empty:
         annotation = next(iter(typing.get_args(annotation)), Any)
-    return None if annotation in (inspect.Parameter.empty, Any) else annotation
+    if annotation in (inspect.Parameter.empty, Any):
+        return None, None
+    return adapt(annotation), codec_of(annotation)
 
 
 def _add_defaults(schema: dict[str, Any], parameters: Sequence[inspect.Parameter]) -> None:
@@ -238,12 +233,17 @@ def _text(value: Any) -> str:
 
 def _errors(error: ValidationError) -> list[dict[str, Any]]:
     """Return pydantic's errors in FastAPI's format."""
-    errors = json.loads(error.json(include_url=False, include_context=False))[:MAX_ERRORS]
-    for entry in errors:
-        entry["loc"] = [BODY, *entry["loc"]]
-        if len(json.dumps(entry["input"])) > MAX_INPUT_CHARS:
+    errors = []
+    for fault in error.errors(include_url=False, include_context=False)[:MAX_ERRORS]:
+        entry: dict[str, Any] = {**fault, "loc": [BODY, *fault["loc"]]}
+        try:
+            is_short = len(json.dumps(entry["input"])) <= MAX_INPUT_CHARS
+        except (TypeError, ValueError):  # It is not JSON, for example an upload.
+            is_short = False
+        if not is_short:
             del entry["input"]
-    return typing.cast(list[dict[str, Any]], errors)
+        errors.append(entry)
+    return errors
 
 
 def _error(kind: str, location: list[str], message: str) -> dict[str, Any]:
