@@ -18,7 +18,7 @@ from PIL import Image
 
 from tests.support.servers import FREE_PORTS, Running, serving
 
-FILE = Path(__file__).with_name("typed.py")
+FILES = [Path(__file__).with_name(name) for name in ("typed.py", "frames.py")]
 DEADLINE_S = 60
 
 
@@ -155,7 +155,7 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(["serve", FILE, *FREE_PORTS], tmp_path_factory.mktemp("typed"), {}) as running:
+    with serving(["serve", *FILES, *FREE_PORTS], tmp_path_factory.mktemp("typed"), {}) as running:
         yield running
 
 
@@ -230,7 +230,7 @@ def test_a_status_and_a_wrong_result_of_the_function(client: httpx.Client) -> No
 def test_an_error_ends_a_stream_with_an_event(client: httpx.Client) -> None:
     response = client.post("/predictions/stream", json={"text": "a fail"})
     assert response.headers["content-type"] == "text/event-stream"
-    first, second = response.text.split("\n\n")[:2]
+    first, second = (part for part in response.text.split("\n\n") if part.strip())
     assert first == 'data: {"label":"a","score":0.0}'
     assert "a bad word" in json.loads(second.strip().removeprefix("data: "))["error"]["message"]
 

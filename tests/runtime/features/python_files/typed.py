@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, TypedDict
 
 import numpy as np
 import numpy.typing as npt
-import pandas as pd
 import torch
 from PIL import Image
 from pydantic import BaseModel, Field
@@ -134,11 +133,6 @@ class Tensor:
 class Picture:
     def predict(self, image: Image.Image) -> Image.Image:
         return image.rotate(90, expand=True)
-
-
-class Frame:
-    def predict(self, item: pd.DataFrame) -> pd.DataFrame:
-        return item.assign(total=item.sum(axis=1))
 
 
 class Several:
