@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.limits import human
+from tsx_archiver.metadata.python_file import HANDLER
 from tsx_cli.archive.check import known_sample, send
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import DEFAULT_HANDLER
@@ -28,6 +29,7 @@ from tsx_runtime.shared.log_format import escaped
 
 MAX_LOADED_BYTES = 256 << 20  # Larger models are not loaded.
 GENERATED = "generated"
+GUESSED_INPUTS = (DEFAULT_HANDLER, HANDLER)  # built-in handlers whose models may refuse a guess
 _MISSING_LIBRARY = re.compile(r"No module named|\b[Ii]nstall(ed)?\b")
 # Only the text of the exception is searched: names in the model's code may have these words too.
 _MISSING_GPU = re.compile("CUDA|cuda|NVIDIA|nvidia|GPU|gpu")
@@ -121,7 +123,7 @@ async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelT
         )
         if answer.status < 500 or (
             is_generated
-            and (spec.handler not in BUILTIN_HANDLERS or spec.handler == DEFAULT_HANDLER)
+            and (spec.handler not in BUILTIN_HANDLERS or spec.handler in GUESSED_INPUTS)
         ):
             return ModelTrial(notes=(f"note: {reason}; --sample FILE tries another request",))
         raise CliError(

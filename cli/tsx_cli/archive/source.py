@@ -48,8 +48,9 @@ def require_packed(path: Path) -> None:
     if kind == "workflow":
         raise UsageError(f"'{path}' is a workflow; name its models one by one")
     if kind in ("Hugging Face", "MLflow", "Python"):
+        noun = "a Python file" if kind == "Python" else f"a model of {kind}"
         command = f"tsx archive {shlex.quote(str(path))}"
-        raise UsageError(f"'{path}' is a model of {kind}, and an archive is needed here: {command}")
+        raise UsageError(f"'{path}' is {noun}, and an archive is needed here: {command}")
 
 
 def require_archive(path: Path) -> None:
