@@ -50,7 +50,7 @@ def test_the_example_passes_in_every_format(run: Run) -> None:
 
 
 def test_the_files_of_tsx_init_pass_unchanged(run: Run, tmp_path: Path) -> None:
-    assert run("init my-model").code == 0
+    assert run("init my-model --handler").code == 0
     directory = tmp_path / "my-model"
     assert forked.run([sys.executable, "model.py"], cwd=directory, timeout=60).returncode == 0
     readme = (directory / "README.md").read_text()

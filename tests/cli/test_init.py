@@ -34,7 +34,7 @@ def written_files(directory: Path) -> set[str]:
 
 
 def test_all_files_are_written_and_listed(run: Run, tmp_path: Path) -> None:
-    result = run("init my-model.v2")
+    result = run("init my-model.v2 --handler")
     assert result.code == 0, result.err
     assert written_files(tmp_path / "my-model.v2") == FILES
     assert result.out.splitlines()[-1] == "my-model.v2/README.md has the next steps"
@@ -46,6 +46,21 @@ def test_all_files_are_written_and_listed(run: Run, tmp_path: Path) -> None:
     assert "maxBatchDelay" not in config
 
 
+@pytest.mark.parametrize("name", ["resnet", "my-model.v2", "2d_net"])
+def test_the_default_is_one_python_file_that_passes_the_check(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    assert run("init", name).code == 0
+    assert written_files(tmp_path / name) == {"README.md", "app.py"}
+    readme = (tmp_path / name / "README.md").read_text()
+    lines = [line.partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
+    _, _, predict, archive = map(shlex.split, lines)
+    monkeypatch.chdir(tmp_path / name)
+    checked = run(*archive[1:])
+    assert checked.code == 0, checked.err
+    assert manifest_of(Path(f"{predict[2]}.mar")).handler == "python_file"
+
+
 @pytest.mark.parametrize(
     "body",
     [None, b"", "hello", b'{"row"', [], {"rows": 1}, {"row": [1, 2]}, {"row": [1, 2, 3, "4"]}],
@@ -53,7 +68,7 @@ def test_all_files_are_written_and_listed(run: Run, tmp_path: Path) -> None:
 def test_the_handler_refuses_an_invalid_body(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: object
 ) -> None:
-    assert run("init m").code == 0
+    assert run("init m --handler").code == 0
     # A worker resolves these names in the same way; later tests need the real `ts`.
     for name in ("ts", "ts.torch_handler", "ts.torch_handler.base_handler"):
         monkeypatch.setitem(sys.modules, name, base)
@@ -69,7 +84,7 @@ def test_the_handler_refuses_an_invalid_body(
 def test_the_commands_in_the_readme_use_the_archive_they_write(
     run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    assert run("init", name).code == 0
+    assert run("init", name, "--handler").code == 0
     readme = (tmp_path / name / "README.md").read_text()
     lines = [line.partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
     change, _, archive, serve, predict = map(shlex.split, lines)
@@ -86,12 +101,12 @@ def test_no_file_is_overwritten_without_force(run: Run, tmp_path: Path) -> None:
     directory = tmp_path / "here"
     directory.mkdir()
     (directory / "handler.py").write_text("mine")
-    result = run("init m --output here")
+    result = run("init m --handler --output here")
     assert result.code == 1
     assert "here/handler.py would be overwritten" in result.err
     assert written_files(directory) == {"handler.py"}
     (directory / "model.py").symlink_to(tmp_path / "elsewhere")
-    assert run("init m --output here --force").code == 0
+    assert run("init m --handler --output here --force").code == 0
     assert not (tmp_path / "elsewhere").exists()
     assert written_files(directory) == FILES
 

@@ -19,7 +19,6 @@ from tsx_archiver import (
     DEFAULT_VERSION,
     ArchiveSpec,
     ModelConfig,
-    default_model_name,
     load_yaml_file,
     parse_model_config,
     split_handler,
@@ -84,7 +83,7 @@ def find_models(path: Path) -> list[PythonModel]:
         if name == (target or METHOD)
     ]
     models += [
-        _model(_WORD_START.sub("_", name).lower(), name, method, classes[name].body)
+        _model(model_name(name), name, method, classes[name].body)
         for name, method in methods.items()
         if method is not None
         and (name == target if target else not name.startswith("_") and name not in parents)
@@ -95,6 +94,11 @@ def find_models(path: Path) -> list[PythonModel]:
             f" one of {', '.join([*functions, *classes]) or 'its classes'}"
         )
     return models
+
+
+def model_name(class_name: str) -> str:
+    """Return the name of a class's model: `text_model` for `TextModel`."""
+    return _WORD_START.sub("_", class_name).lower()
 
 
 def is_python_file(path: Path) -> bool:
@@ -147,10 +151,10 @@ def python_file_spec(
     members = {member.relative_to(file.parent).as_posix(): member for member in [*code, *data]}
     config = _settings(file, config_file, script, model)
     needed = script.get("dependencies", _installed(packages)) if requirements else []
-    model_name = name or model.name or default_model_name(file)
+    archive_name = name or model.name
     call = "batches of requests" if model.is_batched else "one request a call"
     notes = [
-        f"{file}: {model.target} is the model {model_name}, version {version or DEFAULT_VERSION}; "
+        f"{file}: {model.target} is the model {archive_name}, version {version or DEFAULT_VERSION}; "
         + (f"{call}, asynchronous" if model.is_async else call)
     ]
     notes += [f"files {', '.join(sorted(members))}"] if len(members) > 1 else []
@@ -162,7 +166,7 @@ def python_file_spec(
         facts = PythonFileFacts(file.name, model.target, model.is_batched, model.is_async)
         yield (
             ArchiveSpec(
-                model_name=model_name,
+                model_name=archive_name,
                 version=version or DEFAULT_VERSION,
                 handler=HANDLER,
                 files=members,

@@ -19,13 +19,15 @@ def init(
         Path | None,
         typer.Option("--output", "-o", help="Where to write; a new directory NAME if not given."),
     ] = None,
+    handler: Annotated[
+        bool,
+        typer.Option("--handler", help="Write a network and a handler as TorchServe has them."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", "-f", help="Overwrite existing files.")] = False,
 ) -> None:
-    """Write a handler, a network, their configuration, samples and a README.
-
-    The README has the next commands.
-    """
+    """Write a Python file that `tsx serve` serves, and a README with the next commands."""
     from tsx_archiver import is_model_name  # a slow import
+    from tsx_cli.archive.python_file import model_name
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 
@@ -35,12 +37,10 @@ def init(
             " or digit first"
         )
     target = output or Path(name)
-    files = {
-        str(path): text
-        for path, text in render_tree(
-            "model", {"name": name, "class_name": class_name(name)}
-        ).items()
-    }
+    kind = class_name(name)
+    values = {"name": name, "class_name": kind, "model": model_name(kind)}
+    tree = render_tree("model" if handler else "python_file", values)
+    files = {str(path): text for path, text in tree.items()}
     existing = [str(target / path) for path in files if (target / path).exists()]
     if existing and not force:
         raise CliError(
