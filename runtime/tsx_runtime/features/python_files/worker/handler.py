@@ -92,7 +92,10 @@ class PythonFileHandler:
         self._context = context
         properties = context.system_properties
         directory, gpu = Path(properties["model_dir"]), properties.get("gpu_id")
-        self.device = "cpu" if gpu is None else f"cuda:{gpu}"
+        if gpu is not None:
+            from tsx_runtime.worker.handlers.base import choose_device  # It imports torch.
+
+            self.device = str(choose_device(gpu))
         facts = read_facts(Manifest(context.manifest))
         module = import_file(own_file(directory / facts.file, directory), "File")
         target = getattr(module, facts.name, None)
