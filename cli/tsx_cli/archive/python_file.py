@@ -147,7 +147,7 @@ def python_file_spec(
     (model,) = find_models(path)
     script = _script_metadata(file)
     code, packages = _imports(file)
-    data = [found for module in code for found in _data_files(module, file.parent)]
+    data = [path for module in code for path in _data_files(module, file.parent)]
     members = {member.relative_to(file.parent).as_posix(): member for member in [*code, *data]}
     config = _settings(file, config_file, script, model)
     needed = script.get("dependencies", _installed(packages)) if requirements else []

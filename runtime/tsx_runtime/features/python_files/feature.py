@@ -7,7 +7,8 @@ from tsx_archiver.metadata.python_file import HANDLER, read_facts
 from tsx_runtime.core.models.plan import HandlerDefaults
 from tsx_runtime.feature import Feature
 
-DEFAULT_BATCH_SIZE = 32  # for functions that take a batch
+# The default for functions that take a batch.
+DEFAULT_BATCH_SIZE = 32
 
 
 class PythonFilesFeature(Feature):

@@ -69,7 +69,10 @@ def encode_body(value: Any, nan: str = NULL) -> Buffer:
 
 
 def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
-    """Return the header block for the value's type, and the body as in `encode_body`."""
+    """Return the header block for the value's type, and the body as in `encode_body`.
+
+    A `PredictionFailed` is raised, so that only its request fails.
+    """
     kind = type(value)
     if kind is str:
         return b"", value.encode()
@@ -88,6 +91,8 @@ def encode(value: Any, nan: str = NULL) -> tuple[Buffer, Buffer]:
             return b"", file.getvalue()
         if isinstance(value, TensorResponse):
             return b"", value.encode(nan)
+        if isinstance(value, PredictionFailed):
+            raise value
     try:
         return JSON_HEADER, to_json(value, nan).encode()
     except (TypeError, ValueError, RecursionError) as error:

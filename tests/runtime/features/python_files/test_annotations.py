@@ -225,6 +225,7 @@ def test_a_status_and_a_wrong_result_of_the_function(client: httpx.Client) -> No
     wrong = client.post("/predictions/model", json={"text": "wrong"})
     assert wrong.status_code == 500
     assert "Model.predict returned dict" in wrong.json()["message"]
+    assert client.post("/predictions/untyped", content=b"object").status_code == 500
 
 
 def test_an_error_ends_a_stream_with_an_event(client: httpx.Client) -> None:

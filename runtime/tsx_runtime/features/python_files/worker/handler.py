@@ -296,15 +296,18 @@ class PythonFileHandler:
         """Return the responses of the batch."""
         write, parts = self._writer.write, context.parts()
         for position, result in zip(call.positions, results, strict=True):
-            if result is STREAMED:
-                response: Any = b""
-            elif position in call.tensor_ids:
-                request_id = call.tensor_ids[position]
-                response = self._writer.write_tensors(result, context, request_id)
-            elif isinstance(parts.get(position), OutputRequest):
-                response = self._writer.as_arrays(result)
-            else:
-                response = write(result)
+            try:
+                if result is STREAMED:
+                    response: Any = b""
+                elif position in call.tensor_ids:
+                    request_id = call.tensor_ids[position]
+                    response = self._writer.write_tensors(result, context, request_id)
+                elif isinstance(parts.get(position), OutputRequest):
+                    response = self._writer.as_arrays(result)
+                else:
+                    response = write(result)
+            except PredictionFailed as error:
+                response = error
             call.responses[position] = response
         return call.responses
 

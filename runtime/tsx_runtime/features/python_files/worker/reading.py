@@ -15,7 +15,7 @@ from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_js
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice
 
-MAX_ERRORS = 100  # of one request
+MAX_ERRORS = 100  # the largest number of errors in a response
 MAX_INPUT_CHARS = 1000  # Larger values are not repeated in an error.
 BODY = "body"
 # Names of the whole input in calls of TorchServe's gRPC API.

@@ -86,7 +86,7 @@ class ResponseWriter:
             "outputs": outputs,
         }
         body = {name: field for name, field in response.items() if field is not None}
-        return EncodedBody(self._dump(body))
+        return EncodedBody(to_json(body, inf_nan_mode=_INF_NAN_MODES[self._nan]))
 
     def as_arrays(self, value: Any) -> dict[str, Any]:
         """Return a result as the arrays of a response of the protocol's binary form."""
@@ -120,17 +120,13 @@ class ResponseWriter:
             ) from error
 
     def _to_json(self, value: Any) -> bytes:
-        if self._adapter is not None and self._nan == NULL:
-            return self._adapter.dump_json(value)
-        if self._adapter is not None:
-            value = self._adapter.dump_python(value, mode="json")
-        return self._dump(value)
-
-    def _dump(self, value: Any) -> bytes:
-        mode = _INF_NAN_MODES[self._nan]
         try:
-            return to_json(value, inf_nan_mode=mode, fallback=_plain)
-        except ValueError as error:
+            if self._adapter is not None and self._nan == NULL:
+                return self._adapter.dump_json(value)
+            if self._adapter is not None:
+                value = self._adapter.dump_python(value, mode="json")
+            return to_json(value, inf_nan_mode=_INF_NAN_MODES[self._nan], fallback=_plain)
+        except (ValueError, TypeError, RecursionError) as error:
             raise PredictionFailed(f"The result of {self._name} is not JSON: {error}") from error
 
 
