@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
 from tsx_archiver.names import similar_file
-from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.directory import directory_of
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
@@ -38,6 +38,7 @@ def serve_arguments(
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
     replaces: bool = False,
+    reload: bool = False,
 ) -> None:
     """Serve the given files and directories, or those in the settings.
 
@@ -48,6 +49,7 @@ def serve_arguments(
         registration_options: Parameters of each registration; None means that one is not set.
         huggingface: The options of Hugging Face models.
         replaces: Whether to take over the addresses of a running server.
+        reload: Whether to load a model again when its files change.
     """
     if registration_options.get("device_type") == "gpu" and not gpu_count():
         raise UsageError(
@@ -72,10 +74,26 @@ def serve_arguments(
             "--trust-remote-code is for the models that are named; for others, name them in the"
             " setting trust_remote_code"
         )
+    if reload and (not sources or len(model_sources) < len(sources)):
+        raise UsageError(
+            "--reload watches the files of the models that are named; name them, and no workflow"
+        )
+    options = ServeOptions(replace=replaces)
     with ExitStack() as stack:
-        starts = [
-            find_model(source, parts, stack, huggingface) for source in model_sources
-        ] or models_from_settings(settings)
+        if reload:
+            from tsx_cli.serve.reload import ReloadedModel, reloading  # its import takes a while
+
+            builds = [
+                partial(find_model, source, parts, huggingface=huggingface)
+                for source in model_sources
+            ]
+            models = [ReloadedModel(build, stack) for build in builds]
+            starts = [model.start for model in models]
+            options = replace(options, accepting=partial(reloading, models))
+        else:
+            starts = [
+                find_model(source, parts, stack, huggingface) for source in model_sources
+            ] or models_from_settings(settings)
         if huggingface.trust_remote_code:
             # An optional feature.
             from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
@@ -103,7 +121,7 @@ def serve_arguments(
                 settings,
                 [replace(start, order=replace(start.order, **orders)) for start in starts],
                 given_workflows or start_items(settings),
-                options=ServeOptions(replace=replaces),
+                options=options,
             )
         except Conflict as error:
             raise CliError(
@@ -130,15 +148,17 @@ def find_model(
     parts: HandlerFiles,
     stack: ExitStack,
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
+    *,
+    quiet: bool = False,
 ) -> StartModel:
     """Return how a source is served.
 
     For a model without an archive, a temporary directory like an unpacked archive is made. `stack`
-    removes it.
+    removes it. Unless `quiet`, notes on the model are printed.
     """
     name, path, kind = source
     if kind in ("archive", "directory"):
-        return start_model(path, name)
+        return replace(start_model(path, name), files=(path,))
     if kind == "Hugging Face":
         spec, notes = huggingface_spec(path, huggingface, name, None, None)
     elif kind == "MLflow":
@@ -147,15 +167,21 @@ def find_model(
         )
     else:
         spec, notes = infer_spec(path, parts, name=name)
-    print("\n".join(notes), flush=True)
-    start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
+    if not quiet:
+        print("\n".join(notes), flush=True)
+    directory, files = stack.enter_context(directory_of(spec))
+    start = start_model(directory, name)
     facts = (
         spec.extra_manifest.get(MANIFEST_KEY)
         or spec.extra_manifest.get(MLFLOW_KEY)
         or {"source": path.name}
     )
     url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
-    return replace(start, order=replace(start.order, url=url))
+    return replace(
+        start,
+        order=replace(start.order, url=url),
+        files=(path, *map(Path, parts.extra_files), *files),
+    )
 
 
 def locate(argument: str, settings: Settings) -> LocatedSource:
