@@ -49,12 +49,15 @@ MODEL_SUFFIXES = (".pt", ".pth", ".pt2", ".onnx", ".safetensors", ".bin")
 
 
 class LockedDirectory:
-    """A directory that stays in the cache until it is closed."""
+    """A directory that stays in the cache, or where it is, until it is closed."""
 
+    on_close: Callable[[], None] | None = None  # removes a directory that is not in the cache
     _lock: FileLock | None = None
 
     def close(self) -> None:
         """Let the cache remove the directory."""
+        if self.on_close is not None:
+            self.on_close()
         if self._lock is not None:
             release(self._lock)
             self._lock = None

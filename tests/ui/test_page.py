@@ -253,6 +253,23 @@ def test_a_failing_model_is_red_with_its_error_rate_and_last_error(
 
 
 @pytest.mark.nightly
+def test_a_model_shows_why_it_was_not_replaced_until_it_is(
+    page: Any, empty_server: Running, management: httpx.Client, store: Path
+) -> None:
+    register(management, "echo.mar")
+    make_model(store / "fault.mar", "raise RuntimeError('no')\n", name="echo")
+    open_view(page, empty_server, "model/echo")
+    problem = page.locator("main .problem").first
+    for file in ("fault.mar", "echo.mar"):
+        management.post("/models", params={"url": file, "replace": "true"})
+        if file == "fault.mar":
+            expect(problem).to_contain_text("has not taken its place")
+            expect(problem).to_contain_text("Traceback")
+        else:
+            expect(problem).to_be_hidden()
+
+
+@pytest.mark.nightly
 def test_the_api_documentation_loads_no_external_files(page: Any, served: Running) -> None:
     open_view(page, served)
     expect(page.get_by_role("link", name="API")).to_have_attribute(

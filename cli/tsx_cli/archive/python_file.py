@@ -120,6 +120,16 @@ def default_name(path: Path) -> str:
     return find_models(path)[0].name
 
 
+def watched_files(path: Path) -> list[Path]:
+    """Return the file, and files beside it that would change its model if they were added."""
+    file, _ = _split(path)
+    _, modules = _imports(file)
+    return [
+        file,
+        *(file.parent / name for name in (DEFAULT_CONFIG, *(f"{module}.py" for module in modules))),
+    ]
+
+
 @contextmanager
 def python_file_spec(
     path: Path,

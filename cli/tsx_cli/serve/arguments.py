@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tsx_archiver import plan_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.names import similar_file
-from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.directory import directory_of
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
-from tsx_cli.archive.python_file import one_model_each, python_file_spec
+from tsx_cli.archive.python_file import one_model_each, python_file_spec, watched_files
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.serve.server import run_server
@@ -37,6 +37,7 @@ def serve_arguments(
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
     replaces: bool = False,
+    reload: bool = False,
 ) -> None:
     """Serve the given files and directories, or those in the settings.
 
@@ -47,6 +48,7 @@ def serve_arguments(
         registration_options: Parameters of each registration; None means that one is not set.
         huggingface: The options of Hugging Face models.
         replaces: Whether to take over the addresses of a running server.
+        reload: Whether to load a model again when its files change.
     """
     if registration_options.get("device_type") == "gpu" and not gpu_count():
         raise UsageError(
@@ -75,18 +77,31 @@ def serve_arguments(
             "--trust-remote-code is for the models that are named; for others, name them in the"
             " setting trust_remote_code"
         )
+    if reload and (not sources or len(model_sources) < len(sources)):
+        raise UsageError(
+            "--reload watches the files of the models that are named; name them, and no workflow"
+        )
+    options = ServeOptions(replace=replaces)
     with ExitStack() as stack:
-        starts = [
-            find_model(
+        builds = [
+            partial(
+                find_model,
                 source,
                 parts,
-                stack,
-                huggingface,
+                huggingface=huggingface,
                 # The setting of an optional feature.
                 installs_packages=getattr(settings, "install_py_dep_per_model", False),
             )
             for source in model_sources
-        ] or models_from_settings(settings)
+        ]
+        if reload:
+            from tsx_cli.serve.reload import ReloadedModel, reloading  # its import takes a while
+
+            models = [ReloadedModel(build, stack) for build in builds]
+            starts = [model.start for model in models]
+            options = replace(options, accepting=partial(reloading, models))
+        else:
+            starts = [build(stack) for build in builds] or models_from_settings(settings)
         if huggingface.trust_remote_code:
             # An optional feature.
             from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
@@ -114,7 +129,7 @@ def serve_arguments(
                 settings,
                 [replace(start, order=replace(start.order, **orders)) for start in starts],
                 given_workflows or start_items(settings),
-                options=ServeOptions(replace=replaces),
+                options=options,
             )
         except Conflict as error:
             raise CliError(
@@ -154,15 +169,18 @@ def find_model(
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
     installs_packages: bool = False,
+    quiet: bool = False,
 ) -> StartModel:
     """Return how a source is served.
 
     For a model without an archive, a temporary directory like an unpacked archive is made. `stack`
-    removes it. `installs_packages` tells whether the server installs requirements of models.
+    removes it. Unless `quiet`, notes on the model are printed. `installs_packages` tells whether
+    the server installs requirements of models.
     """
     name, path, kind = source
+    watched = [path]
     if kind in ("archive", "directory"):
-        return start_model(path, name)
+        return replace(start_model(path, name), files=(path,))
     if kind == "Hugging Face":
         spec, notes = huggingface_spec(path, huggingface, name, None, None)
     elif kind == "MLflow":
@@ -170,6 +188,7 @@ def find_model(
             mlflow_spec(path, name, None, None, None, requirements=True)
         )
     elif kind == "Python":
+        watched = watched_files(path)
         spec, notes = stack.enter_context(
             python_file_spec(
                 path, name, extra_files=parts.extra_files, requirements=installs_packages
@@ -177,12 +196,18 @@ def find_model(
         )
     else:
         spec, notes = infer_spec(path, parts, name=name)
-    print("\n".join(notes), flush=True)
-    start = start_model(stack.enter_context(as_directory(plan_archive(spec))), name)
+    if not quiet:
+        print("\n".join(notes), flush=True)
+    directory, files = stack.enter_context(directory_of(spec))
+    start = start_model(directory, name)
     origins = (entry for entry in spec.extra_manifest.values() if "source" in entry)
     facts = next(origins, {"source": path.name})
     url = "@".join(facts[key] for key in ("source", "revision") if key in facts)
-    return replace(start, order=replace(start.order, url=url))
+    return replace(
+        start,
+        order=replace(start.order, url=url),
+        files=(*watched, *map(Path, parts.extra_files), *files),
+    )
 
 
 def locate(argument: str, settings: Settings) -> LocatedSource:

@@ -73,6 +73,9 @@ def serve_command(
         bool,
         typer.Option("--replace", help="Take the addresses over from the server that runs there."),
     ] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Load a model again when one of its files changes.")
+    ] = False,
     config: Config = None,
     assignments: Assignments = None,
 ) -> None:
@@ -104,5 +107,11 @@ def serve_command(
         HuggingFaceOptions(task, adapters or [], trust_remote_code),
     )
     serve_arguments(
-        models or [], settings, parts, registration_options, huggingface, replaces=replace
+        models or [],
+        settings,
+        parts,
+        registration_options,
+        huggingface,
+        replaces=replace,
+        reload=reload,
     )

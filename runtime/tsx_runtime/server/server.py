@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -81,7 +81,7 @@ class ServeOptions:
     on_bound: Callable[[], None] = lambda: None  # called once the addresses are bound
     on_answering: Callable[[], None] = lambda: None  # called once requests are answered
     # returns a context that is open while requests are accepted
-    accepting: Callable[[Registry], AbstractContextManager[object]] = contextlib.nullcontext
+    accepting: Callable[[Registry], AbstractAsyncContextManager[object]] = contextlib.nullcontext
     # called at intervals while models load
     on_loading: Callable[[LoadStatus], None] | None = None
     # creates the platform for the app with the prediction routes
@@ -239,12 +239,14 @@ async def _serve_requests(
                 stop_events.stop_requested.set()
 
             path = handover_path(settings) if options.make_platform is None else None
-            with options.accepting(registry):
-                async with replaceable(path, settings, listeners, keys, on_replaced) as handover:
-                    on_ready(servers.addresses)
-                    options.on_answering()
-                    loading = None if platform is None else platform.load(models)
-                    failure = await stop_events.wait(loading)
+            async with (
+                options.accepting(registry),
+                replaceable(path, settings, listeners, keys, on_replaced) as handover,
+            ):
+                on_ready(servers.addresses)
+                options.on_answering()
+                loading = None if platform is None else platform.load(models)
+                failure = await stop_events.wait(loading)
             if handover.is_successor_ready:
                 servers.leave()
                 handover.confirm()

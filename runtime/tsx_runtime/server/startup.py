@@ -47,6 +47,8 @@ class StartModel:
     order: RegisterOrder
     default: bool = False  # whether this is the default version
     archive: OpenArchive | None = None  # an open archive, if the path has no manifest
+    # The files and directories of the command line that it was made of, the named one first.
+    files: tuple[Path, ...] = ()
 
 
 def check_models(models: Sequence[StartModel], settings: Settings) -> None:

@@ -80,6 +80,7 @@ class ModelVersion:
         # Whether a client chose the number of workers. Then a replacement keeps it.
         self.is_scaled_by_client = order.initial_workers is not None
         self.replaced_version: str | None = None  # the version that this one replaced
+        self.failed_replacement: str | None = None  # the error of the last one that failed
         # Versions that this one has replaced, and that still run sequences.
         self.predecessors: list[ModelVersion] = []
         self.min_workers = plan.min_workers
@@ -389,9 +390,10 @@ class ModelVersion:
         """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
 
-    def note_error(self, text: str) -> None:
-        """Show an error in the version's description."""
-        self._supervision.last_error = text
+    def note_failed_replacement(self, message: str, traceback: str | None) -> None:
+        """Show in the version's description and on the page why it was not replaced."""
+        self._supervision.note_error(message, traceback)
+        self.failed_replacement = self.last_error
 
     async def close(self) -> None:
         """End all workers at once, and refuse their requests."""

@@ -167,14 +167,7 @@ class Replacer:
                 text = (
                     f"version {new.version} of {new.url} has not taken its place: {error.message}"
                 )
-                old.note_error(
-                    text
-                    + (
-                        f"\n\n{error.traceback}"
-                        if isinstance(error, LoadFailed) and error.traceback
-                        else ""
-                    )
-                )
+                old.note_failed_replacement(text, error.traceback)
                 logger.error("%s goes on: %s", old.label, text)
             await self._table.discard(new)
             raise

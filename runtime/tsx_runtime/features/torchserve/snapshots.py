@@ -6,8 +6,8 @@ import errno
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from pathlib import Path
 
@@ -47,8 +47,8 @@ class Snapshots:
         self._store = store
         self._clock = clock
 
-    @contextmanager
-    def written(self, registry: Registry) -> Iterator[None]:
+    @asynccontextmanager
+    async def written(self, registry: Registry) -> AsyncIterator[None]:
         """Write snapshots while the context is open."""
         self.begin(registry)
         yield

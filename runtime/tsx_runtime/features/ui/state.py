@@ -121,6 +121,7 @@ def describe_version(version: ModelVersion, memory: Memory) -> dict[str, Any]:
         "restarts": stats.restarts,
         "errors": stats.error_log.total,
         "lastError": last_error(stats.error_log),
+        "failedReplacement": redacted(version.failed_replacement or ""),
     }
 
 

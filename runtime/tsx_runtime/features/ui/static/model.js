@@ -66,8 +66,9 @@ export function modelView(name) {
       const share = errorsLately(pointsOfModel(now)), error = now.versions.find(({ lastError }) => lastError)?.lastError;
       state.update(stateOf(now), share);
       failing.update(name, share, now.versions);
-      show(last, share > 0 && error);
-      say(last, `Last error: ${error?.text}`);
+      const failed = now.versions.find((each) => each.failedReplacement)?.failedReplacement;
+      show(last, failed || (share > 0 && error));
+      say(last, failed || `Last error: ${error?.text}`);
       const count = now.versions.length;
       const parts = [`${count === 1 ? "version" : `${count} versions, default`} ${now.default}`, `workers ${workersText(now.versions)}`, now.workflow && `a node of workflow ${now.workflow}`];
       say(about, parts.filter(Boolean).join(" · "));
