@@ -37,6 +37,7 @@ else:
 METHOD, BATCH = "predict", "batch"
 DISTRIBUTION = "tsx-serve"
 REQUIREMENTS = "requirements.txt"
+NO_MODEL = f"no class with a method {METHOD}, and no function {METHOD}; add one"
 # Functions whose text arguments may name a directory with data.
 _READERS = re.compile("Path|join|joinpath|with_name|from_pretrained|open|(load|read)\\w*")
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata
@@ -154,7 +155,13 @@ def python_file_spec(
         CliError: The file, or a file that it imports, cannot be used.
     """
     file, _ = _split(path)
-    (model,) = find_models(path)
+    models = find_models(path)
+    if len(models) != 1:
+        names = ", ".join(model.target for model in models)
+        raise CliError(
+            f"{file} has {f'several models, {names}: name one, as {file}:{models[0].target}' if models else NO_MODEL}"
+        )
+    (model,) = models
     script = _script_metadata(file)
     code, packages = _imports(file)
     data = [path for module in code for path in _data_files(module, file.parent)]
@@ -295,6 +302,7 @@ def _imports(file: Path) -> tuple[list[Path], set[str]]:
     Raises:
         CliError: A local module is not valid Python.
     """
+    _parse(file)
     folder = file.parent.resolve()
     finder = ModuleFinder([str(folder)])
     try:

@@ -194,6 +194,6 @@ def _report(name: str, old: ModelVersion, error: Exception) -> None:
     trace = getattr(error, "traceback", None) or (
         "" if is_expected else "".join(format_exception(error))
     )
-    message = f"{name} is not loaded: {getattr(error, 'message', error)}"
+    message = f"{name} does not load: {getattr(error, 'message', error)}"
     old.note_failed_replacement(message, trace)
     logger.error("%s goes on: %s\n%s", old.label, message, trace)

@@ -74,6 +74,18 @@ def archived(directory: Path) -> Edited:
     return Edited(path, HandlerFiles(), save, path.name)
 
 
+def python_file(directory: Path) -> Edited:
+    path = directory / "echo.py"
+
+    def save(text: str) -> None:
+        text = text.replace("handle(data, context)", "predict(batch)").replace(
+            "data or []", "batch"
+        )
+        replace_file(path, text)
+
+    return Edited(path, HandlerFiles(), save, path.name)
+
+
 def replace_file(path: Path, text: str) -> None:
     """Save as most editors do: write another file, and rename it."""
     temporary = path.with_suffix(".tmp")
@@ -148,6 +160,7 @@ def wait_for_old_versions(server: RunningServer) -> None:
         (with_extra_file, FAILS, "RuntimeError"),
         (unpacked, FAILS, "RuntimeError"),
         (archived, BROKEN, "SyntaxError"),
+        (python_file, FAILS + handler("fault"), "RuntimeError"),
     ],
 )
 def test_a_save_is_served_and_a_fault_leaves_the_version_before(
@@ -182,7 +195,9 @@ def test_a_save_is_served_and_a_fault_leaves_the_version_before(
         [page] = page_of(server)
         assert ("lastError" in description, page["failedReplacement"]) == (False, "")
         wait_for_old_versions(server)
-        assert len(list(short_path.iterdir())) == (make is not archived)
+        # A Python file has a second directory, with its settings.
+        directories = {archived: 0, python_file: 2}.get(make, 1)
+        assert len(list(short_path.iterdir())) == directories
 
 
 def page_of(server: RunningServer) -> list[dict[str, str]]:
@@ -214,7 +229,7 @@ def test_a_file_that_is_deleted_leaves_the_version_until_it_is_back(
     edited.save(handler("zero"))
     with reloaded(server, edited, short_path, workers=2) as lines:
         (tmp_path / "handler.py").unlink()
-        assert "handler.py" in lines.wait_for("is not loaded")
+        assert "handler.py" in lines.wait_for("does not load")
         [page] = page_of(server)
         assert "handler.py" in page["failedReplacement"]
         assert answer(server) == "zero"
@@ -231,7 +246,7 @@ def test_a_directory_that_is_replaced_is_loaded(
     successor = make_model(tmp_path / "successor", handler("successor"), name="echo")
     with reloaded(server, edited, short_path) as lines:
         edited.path.rename(tmp_path / "old")
-        lines.wait_for("is not loaded")
+        lines.wait_for("does not load")
         successor.rename(edited.path)
         lines.wait_for("serves the new version")
         assert answer(server) == "successor"
@@ -254,7 +269,7 @@ def test_a_stop_ends_a_version_that_loads(
 
 
 @pytest.mark.nightly
-@pytest.mark.parametrize("make", [bare, unpacked, archived])
+@pytest.mark.parametrize("make", [bare, unpacked, archived, python_file])
 def test_a_hundred_saves_under_load_fail_no_request_and_leave_no_process(
     reload_server: RunningServer, tmp_path: Path, short_path: Path, make: Callable[[Path], Edited]
 ) -> None:
@@ -275,7 +290,9 @@ def test_a_hundred_saves_under_load_fail_no_request_and_leave_no_process(
                 lines.wait_for("serves the new version")
         assert [reply for reply in answers if reply.status != 200] == []
         wait_for_old_versions(server)
-        assert len(list(short_path.iterdir())) == (make is not archived)
+        # A Python file has a second directory, with its settings.
+        directories = {archived: 0, python_file: 2}.get(make, 1)
+        assert len(list(short_path.iterdir())) == directories
     wait_for_old_versions(server)
     new_processes = set(psutil.Process().children(recursive=True)) - before
     assert [process for process in new_processes if process.status() != psutil.STATUS_ZOMBIE] == []
