@@ -101,6 +101,7 @@ UNTYPED = "def handle(data, context):\n    return data and ['untyped'] * len(dat
 def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("tools")
     make_model(store / "moods.mar", MOODS)
+    make_model(store / "unloaded.mar", MOODS)
     make_model(store / "words.mar", WORDS)
     make_model(store / "on.mar", MOODS, config="mcp: true\n")
     make_model(store / "off.mar", MOODS, config="mcp: false\n")
@@ -110,11 +111,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def tools(processes: None, store: Path) -> Iterator[RunningServer]:
-    """Run a server that offers all models, of which two have a signature and are not excluded."""
+    """Run a server that offers all models; one is excluded, one untyped, one without workers."""
     settings = make_settings(store, mcp=True, inference_token=TOKEN, max_response_size=1000)
     with running_server(settings) as server:
-        for name in ("moods", "words", "off", "untyped"):
+        for name in ("moods", "words", "off", "untyped", "unloaded"):
             server.register(f"{name}.mar", initial_workers=1)
+        server.call(lambda: server.registry.find("unloaded").scale(0, 0))
         yield server
 
 
@@ -156,10 +158,10 @@ def headers(token: str = TOKEN) -> dict[str, str]:
 
 @pytest.mark.parametrize("mode", MODES)
 def test_models_with_a_signature_are_tools(tools, mode):
-    moods, words = using(tools, lambda client: client.list_tools(), mode).tools
+    moods, unloaded, words = using(tools, lambda client: client.list_tools(), mode).tools
     assert (moods.name, moods.description) == ("moods", "Tell the mood of a text.")
     assert moods.input_schema["properties"] == {"text": {"type": "string"}}
-    assert moods.output_schema == LABEL
+    assert moods.output_schema == unloaded.output_schema == LABEL
     assert (words.name, words.description) == ("words", "Run the model words.")
     assert words.input_schema == {
         "type": "object",
@@ -195,6 +197,7 @@ def test_a_model_gets_the_headers_of_the_client_without_those_of_mcp(tools):
     [
         ("moods", {"text": 4}, "Input should be a valid string"),
         ("moods", {"text": "raise"}, "no mood"),
+        ("unloaded", {"text": "a"}, '"code": 503'),
         ("words", {"text": "a"}, "The argument 'input' is missing."),
         ("words", {"input": "one exit"}, "interrupted"),
         ("words", {"input": "0123456789 " * 99}, "max_response_size"),
@@ -225,7 +228,7 @@ def test_a_stream_is_one_result_and_its_events_are_progress(tools, mode):
 @pytest.mark.parametrize("name", ["off", "untyped", "missing"])
 def test_a_tool_that_is_not_offered_is_an_error_of_the_protocol(tools, mode, name):
     async def use(client: Client) -> None:
-        with pytest.raises(MCPError, match=rf"no tool '{name}'.* moods, words") as raised:
+        with pytest.raises(MCPError, match=rf"no tool '{name}'.* moods, unloaded, words") as raised:
             await client.call_tool(name, {"text": "a"})
         assert raised.value.error.code == -32602
 
