@@ -170,6 +170,7 @@ class ModelConfig(ModelLimits["int | None"]):
     scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = None
     batch_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     cache: CacheConfig | None = None
+    mcp: StrictBool | None = None  # whether the model is a tool of agents
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
     # Whether several requests to a SageMaker program may share one call.

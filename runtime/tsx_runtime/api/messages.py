@@ -137,6 +137,22 @@ async def read_body(
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
+def with_body(body: bytes, receive: Receive) -> Receive:
+    """Return a `receive` that returns a body, and then the messages of `receive`."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def receive_body() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return receive_body
+
+
+async def never() -> Message:
+    """Wait until the request is cancelled, which is how its client leaves."""
+    message: Message = await asyncio.get_running_loop().create_future()
+    return message
+
+
 async def discard(receive: Receive) -> None:
     """Discard the remaining body up to a limit, so that the client can read the refusal."""
     unread = MAX_DISCARDED_BYTES

@@ -43,6 +43,7 @@ RESERVED_PATHS = {
     "metrics",
     "token",
     "debug",
+    "mcp",
     "ui",
     "jobs",
 }

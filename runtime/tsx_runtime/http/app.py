@@ -18,6 +18,7 @@ from tsx_runtime.api.likely_paths import LikelyPaths
 from tsx_runtime.api.messages import (
     COUNTED_BYTES,
     MAX_HEADERS,
+    REQUEST_ID,
     App,
     ClientGone,
     CountedBytes,
@@ -131,12 +132,17 @@ class ServerApp(IndexedApp):
             await self._refuse(scope, send, request_id_of(scope), HeadTooLarge(text))
         elif self.platform and self.platform.wants(raw_path(scope), scope["headers"]):
             await self.platform(scope, receive, send)
-        elif app := _find(self.model_apps, scope):
-            for wrap in self.wrappers:
-                app = wrap(app, scope)
+        elif app := self.model_app(scope):
             await app(scope, receive, send)
         else:
             await (_find(self.apps, scope) or self._call_routes)(scope, receive, send)
+
+    def model_app(self, scope: Scope) -> App | None:
+        """Return the app that runs the model of a request, in its wrappers, or None."""
+        if app := _find(self.model_apps, scope):
+            for wrap in self.wrappers:
+                app = wrap(app, scope)
+        return app
 
     def runs_model(self, scope: Scope) -> bool:
         """Tell whether a request runs a model or a workflow."""
@@ -171,7 +177,7 @@ class ServerApp(IndexedApp):
                 )
 
     async def _call_routes(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request_id = request_id_of(scope)
+        scope[REQUEST_ID] = request_id = request_id_of(scope)
         has_begun = has_ended = False
 
         async def send_response(message: Message) -> None:

@@ -51,6 +51,7 @@ maxBatchTokens: 100
 splitRows: 32
 batchBuckets: [1, 2, 4]
 cache: {size: 1MiB, ttl: 10m, key: X-User}
+mcp: true
 overlapPreprocessing: auto
 retryFailedBatch: false
 independentRows: true

@@ -30,6 +30,7 @@ from tsx_runtime.api.messages import (
     Send,
     cased_headers,
     request_id_of,
+    with_body,
 )
 from tsx_runtime.api.urls import find_target, resolve
 from tsx_runtime.errors import ResourceNotFound, TsxError
@@ -145,20 +146,18 @@ def _with_headers(scope: Scope, headers: list[Pair]) -> Scope:
 
 async def _answer(app: App, request: Scope, message: Message, send: Send) -> None:
     text, client_left = message.get("text"), request[CLIENT_LEFT]
-    bodies = [message["bytes"] if text is None else text.encode()]
+    body = message["bytes"] if text is None else text.encode()
     if (content_type := _content_type(text)) and not any(
         name == b"content-type" for name, _ in request["headers"]
     ):
         request = _with_headers(request, [*cased_headers(request), (b"Content-Type", content_type)])
 
     async def receive() -> Message:
-        if bodies:
-            return {"type": "http.request", "body": bodies.pop(), "more_body": False}
         await client_left.wait()
         return {"type": "http.disconnect"}
 
     answer = SocketAnswer(request, send)
-    await app(request, receive, answer.send)
+    await app(request, with_body(body, receive), answer.send)
     if not answer.has_ended:
         await answer.end(500, INTERRUPTED_ERROR)
 

@@ -16,6 +16,7 @@ MAIN_PATHS = (
     "/v1/chat/completions",
     "/v1/embeddings",
     "/v1/models",
+    "/mcp",
     "/models",
     "/models/{model}",
     "/workflows",

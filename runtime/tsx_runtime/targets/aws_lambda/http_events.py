@@ -16,7 +16,7 @@ from mangum.adapter import DEFAULT_TEXT_MIME_TYPES
 
 from tsx_runtime.api import errors
 from tsx_runtime.api.headers import new_request_id
-from tsx_runtime.api.messages import Message, Receive, Scope, Send, send_whole
+from tsx_runtime.api.messages import Message, Receive, Scope, Send, never, send_whole, with_body
 from tsx_runtime.api.urls import runs_model
 from tsx_runtime.errors import PayloadTooLarge, PredictionFailed, TsxError, Unavailable
 from tsx_runtime.shared.content_types import looks_like
@@ -82,7 +82,7 @@ class HttpEvents:
         handler, scope, body = self._read(event, context)
         result = _BufferedAnswer()
         try:
-            await self._run(scope, _RequestBody(body), result, seconds)
+            await self._run(scope, with_body(body, never), result, seconds)
             if not result.has_ended:
                 raise interrupted_error()
         except TsxError as error:
@@ -107,7 +107,7 @@ class HttpEvents:
         _, scope, body = self._read(event, context)
         parts = _StreamedAnswer(write)
         try:
-            await self._run(scope, _RequestBody(body), parts, seconds)
+            await self._run(scope, with_body(body, never), parts, seconds)
             if not parts.has_ended:
                 raise interrupted_error()
         except TsxError as error:
@@ -151,19 +151,6 @@ class HttpEvents:
         if runs_model(scope["path"].removeprefix(scope["root_path"])):
             await self._wait_for_model()
         await self._app(scope, receive, send)
-
-
-class _RequestBody:
-    """The `receive` of a request: it returns the body, and then waits until it is cancelled."""
-
-    def __init__(self, body: bytes) -> None:
-        self._body: bytes | None = body
-
-    async def __call__(self) -> Message:
-        body, self._body = self._body, None
-        if body is None:
-            await asyncio.get_running_loop().create_future()
-        return {"type": "http.request", "body": body, "more_body": False}
 
 
 class _BufferedAnswer:

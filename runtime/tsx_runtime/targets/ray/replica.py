@@ -17,7 +17,14 @@ from tsx_archiver import ArchiveError
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.api.errors import error_response
 from tsx_runtime.api.management.describe import is_given_up
-from tsx_runtime.api.messages import Message, Scope, request_id_of, send_whole
+from tsx_runtime.api.messages import (
+    Message,
+    Scope,
+    never,
+    request_id_of,
+    send_whole,
+    with_body,
+)
 from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
@@ -207,16 +214,9 @@ class ModelReplica:
     async def _answer(
         self, scope: Scope, body: bytes, model: str, messages: asyncio.Queue[Message | None]
     ) -> None:
-        requests = [{"type": "http.request", "body": body, "more_body": False}]
-
-        async def receive() -> Message:
-            if requests:
-                return requests.pop()
-            return await asyncio.Future()  # If the client leaves, the call is cancelled.
-
         try:
             with await self._use_model(model):
-                await self._app(scope, receive, messages.put)
+                await self._app(scope, with_body(body, never), messages.put)
         except TsxError as error:
             status, headers, reason = error_response(error, scope["path"])
             await send_whole(messages.put, scope, status, headers, request_id_of(scope), reason)

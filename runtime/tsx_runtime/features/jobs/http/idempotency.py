@@ -31,6 +31,7 @@ from tsx_runtime.api.messages import (
     send_whole,
     unread_body_of,
     while_client_waits,
+    with_body,
 )
 from tsx_runtime.api.request_options import IDEMPOTENCY_KEY
 from tsx_runtime.errors import BadRequest, Conflict, TsxError
@@ -201,17 +202,12 @@ class AnswerRecorder:
 
         While the response may still be stored, the client's disconnect is not reported.
         """
-        is_delivered = False
 
-        async def receive_again() -> Message:
-            nonlocal is_delivered
-            if not is_delivered:
-                is_delivered = True
-                return {"type": "http.request", "body": body, "more_body": False}
+        async def receive_later() -> Message:
             await self._too_large.wait()
             return await receive()
 
-        return receive_again
+        return with_body(body, receive_later)
 
     async def _send_start(self) -> None:
         if not self.has_begun:
