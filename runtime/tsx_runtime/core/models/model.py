@@ -93,7 +93,8 @@ class ModelVersion:
         self._check_workers(plan.min_workers)
         self._environment = environment
         self._closed = False
-        self._signature: ModelSignature | None = None
+        # The types of requests and responses; None before a worker has reported them.
+        self.signature: ModelSignature | None = None
         self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
         self.dispatcher = self._make_dispatcher()
@@ -240,13 +241,6 @@ class ModelVersion:
         )
         waiting = self.pending if joins_running else self.in_flight - sum(map(len, running_batches))
         return waiting, len(running_batches), self.dispatcher.service_rate.rate
-
-    @property
-    def signature(self) -> ModelSignature | None:
-        """The types of requests and responses; None before a worker has reported them."""
-        signatures = (worker.signature for worker in self.workers)
-        self._signature = next(filter(None, signatures), self._signature)
-        return self._signature
 
     @property
     def forms(self) -> Counter[str]:
@@ -425,6 +419,7 @@ class ModelVersion:
                 if context := feature.loading(self, worker):
                     await stack.enter_async_context(context)
             yield
+            self.signature = worker.signature or self.signature
 
     def _sandbox(self, worker: Worker, program: Launch) -> Sandbox | None:
         sandboxes = [

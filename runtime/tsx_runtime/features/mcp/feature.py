@@ -45,7 +45,6 @@ class McpFeature(Feature):
     @asynccontextmanager
     async def loading(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
         yield
-        # Reading the signature keeps it while the version has no worker.
         if version.signature is None and version.config.mcp:
             logger.warning(
                 "%s: it is not offered by MCP, because its handler reports no signature (mcp.md)",
