@@ -205,7 +205,9 @@ def test_models_are_attributes_that_take_their_signatures_inputs(
 def test_an_error_of_wrong_input_names_the_fields(server: ServerUnderTest) -> None:
     with (
         Client(server.url) as client,
-        pytest.raises(InvalidRequest, match=r"top: Input should be a valid integer; text: Field req"),
+        pytest.raises(
+            InvalidRequest, match=r"top: Input should be a valid integer; text: Field req"
+        ),
     ):
         client.models.sentiment.predict(top="one")
 
