@@ -37,6 +37,7 @@ SIGNATURES = st.fixed_dictionaries(
         "input": SCHEMAS,
         "output": SCHEMAS,
         "streams": st.booleans(),
+        "description": TEXTS,
         "outputType": TEXTS,
         "contentTypes": st.lists(TEXTS, max_size=1),
     }

@@ -76,17 +76,20 @@ class Sentiment:
         self.signature = {SIGNATURE!r}
 
     def handle(self, data, context):
-        return [self.answer(position, row["body"], context) for position, row in enumerate(data)]
+        return [
+            self.answer(position, row.get("body", row), context)
+            for position, row in enumerate(data)
+        ]
 
     def answer(self, position, body, context):
         value = json.loads(body) if isinstance(body, (bytes, bytearray)) else body
         detail = [
-            {{"type": name + "_type", "loc": ["body", field], "msg": "Input should be a valid " + name, "input": value[field]}}
+            {{"type": name + "_type", "loc": ["body", field], "msg": "Input should be a valid " + name, "input": str(value[field])}}
             for field, (kind, name) in KINDS.items()
             if field in value and type(value[field]) is not kind
         ]
         if "text" not in value:
-            detail.append({{"type": "missing", "loc": ["body", "text"], "msg": "Field required", "input": value}})
+            detail.append({{"type": "missing", "loc": ["body", "text"], "msg": "Field required", "input": str(value)}})
         if detail:
             context.set_response_status(422, "", position)
             return {{"detail": detail}}

@@ -105,10 +105,10 @@ def render(url: str, models: Mapping[str, Mapping[str, Any]]) -> str:
     for name, metadata in named_models.items():
         signature = Signature.of(metadata)
         versions = ", ".join(metadata.get("versions", ()))
-        description = repr(f"Versions {versions}." + _describe_inputs(signature))
-        types = _Types(
-            classes[name].removesuffix("Model"), metadata.get("signature") or {}, used_names
-        )
+        typed = metadata.get("signature") or {}
+        summary = str(typed.get("description", "")).partition("\n")[0]
+        description = repr(f"{summary} Versions {versions}.{_describe_inputs(signature)}".lstrip())
+        types = _Types(classes[name].removesuffix("Model"), typed, used_names)
         parts = types.describe(signature)
         text += types.text + MODEL.format(name=classes[name], text=description, **parts)
     for prefix in ("", "Async"):

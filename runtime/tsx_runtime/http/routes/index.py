@@ -80,7 +80,7 @@ def add_routes(
 
     app.add_api_route("/", index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
     for path in ("/api-description", "/openapi.json"):
-        app.add_api_route(path, describe, methods=["GET"], include_in_schema=False)
+        app.add_api_route(path, describe, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _index(app: IndexedApp, request: Request) -> Response:

@@ -38,6 +38,7 @@ def test_documents_describe_the_registered_models_with_their_types(typed: Any) -
     openapi_spec_validator.validate(document)
     assert typed.inference.get("/api-description").json() == document
     assert typed.inference.options("/").json() == document
+    assert typed.inference.head("/openapi.json").status_code == 200
     schemas = document["components"]["schemas"]
 
     operation = document["paths"]["/predictions/sentiment"]["post"]
