@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import io
+import json
+import re
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from tests.cli.conftest import Answering, Run
+from tests.support.models import make_model
+from tests.support.typed_models import SIGNATURE, TYPED
 from tsx_cli.common.client import Response, Server
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.predict.command import _form, _read, as_probabilities, describe, show
+from tsx_cli.predict.typed_fields import encode_fields
 from tsx_runtime.shared.content_types import guess_content_type
+from tsx_runtime.testing import serve
 
 
 @pytest.mark.parametrize(
@@ -133,6 +139,82 @@ def test_a_form_contains_its_fields_and_the_input() -> None:
     for fields, value in ((["top=3"], file), (["data", "more"], file), (["data"], None)):
         with pytest.raises(UsageError, match="--field takes NAME=VALUE"):
             _form(fields, value)
+
+
+SCHEMA = {
+    "$ref": "#/$defs/Text",
+    "$defs": {
+        "Text": {
+            "properties": {
+                "text": {"type": "string"},
+                "top": {"type": "integer"},
+                "exact": {"anyOf": [{"type": "boolean"}, {"type": "null"}]},
+                "note": {"anyOf": [{"$ref": "#/$defs/Note"}, {"type": "integer"}]},
+                "tags": {"type": "array"},
+                "any": {},
+            }
+        },
+        "Note": {"enum": ["1", "2"]},
+    },
+}
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("text=1", "1"),
+        ("text=a=b", "a=b"),
+        ("text=", ""),
+        ("top=3", 3),
+        ("top=three", "three"),
+        ("exact=true", True),
+        ("exact=null", None),
+        ("note=1", "1"),
+        ('tags=[{"a": 1}]', [{"a": 1}]),
+        ("any=0.5", 0.5),
+    ],
+)
+def test_fields_have_the_types_of_the_models_schema(field: str, value: object) -> None:
+    body = encode_fields([field], SCHEMA)
+    assert body is not None
+    assert json.loads(body) == {field.partition("=")[0]: value}
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (["txt=a"], "no field 'txt'; did you mean 'text'? it has text, top"),
+        (["zzz=a"], "no field 'zzz'; it has text, top"),
+        (["text"], "--field text has no value"),
+        (["top=1", "top=2"], "--field top is given twice"),
+    ],
+)
+def test_fields_that_the_model_does_not_have_are_refused(fields: list[str], message: str) -> None:
+    with pytest.raises(UsageError, match=re.escape(message)):
+        encode_fields(fields, SCHEMA)
+
+
+def test_other_fields_are_sent_if_the_schema_allows_them() -> None:
+    schema = {"properties": {"a": {"type": "string"}}, "additionalProperties": {"type": "integer"}}
+    assert encode_fields(["b=1"], schema) == b'{"b": 1}'
+    assert encode_fields(["b=1"], {"type": "object", "additionalProperties": {}}) is None
+
+
+@pytest.mark.usefixtures("processes")
+def test_a_model_with_a_signature_gets_json_and_its_422_is_shown_by_field(
+    run: Run, tmp_path: Path
+) -> None:
+    archive = make_model(tmp_path / "sentiment.mar", TYPED)
+    with serve(archive, worker_preload=False) as server:
+        arguments = f"predict sentiment --url {server.url}"
+        result = run(f"{arguments} --field text=nice --field top=2 --field tags='[]'")
+        assert json.loads(result.out)["given"] == {"text": "nice", "top": 2, "tags": []}
+        result = run(f"{arguments} --version 1.0 --field top=two")
+        problem = "top: Input should be a valid integer; text: Field required"
+        assert (result.code, result.out, problem in result.err) == (1, "", True)
+        assert json.loads(run(f"{arguments} --sample").out)["given"] == SIGNATURE["example"]
+        result = run(f"{arguments} --field txt=nice")
+        assert (result.code, "did you mean 'text'?" in result.err) == (2, True)
 
 
 @pytest.mark.slow

@@ -65,6 +65,17 @@ def test_named_values_become_json_or_a_form() -> None:
     }
 
 
+def test_values_for_a_signature_become_json_with_files_as_base64_and_arrays_as_lists() -> None:
+    schema = {"$ref": "#/$defs/A", "$defs": {"A": {"properties": {"data": {}, "rows": {}}}}}
+    signature = Signature.of({"signature": {"input": schema}, "parameters": {"input": "json"}})
+    content = encode(signature, None, {"data": b"\0", "rows": [np.array([1])]})
+    assert content == Content.of(b'{"data": "AA==", "rows": [[1]]}', "application/json")
+    assert encode(signature, None, {"data": "a"}).body == b'{"data": "a"}'
+    assert encode(signature, None, {"rows": np.array([1])}).is_tensors
+    with pytest.raises(TypeError, match="Values of object cannot be sent as JSON"):
+        encode(signature, None, {"data": object()})
+
+
 def test_an_unknown_input_name_is_an_error() -> None:
     with pytest.raises(TypeError, match="takes image, and was given text"):
         encode(IMAGE, None, {"text": "x"})

@@ -22,6 +22,8 @@ from opentelemetry import trace
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags
 
 from tests.support.certificates import make_certificate
+from tests.support.models import make_model
+from tests.support.typed_models import COUNTER, TYPED
 from tsx_archiver import ArchiveSpec
 from tsx_client import (
     AccessDenied,
@@ -31,6 +33,7 @@ from tsx_client import (
     ConnectionFailed,
     Event,
     InvalidAnswer,
+    InvalidRequest,
     NotFound,
     Retry,
     ServerError,
@@ -75,6 +78,22 @@ def answer(index, body, context):
         os._exit(7)
     return "c"
 """
+# The last lines are wrong.
+TYPED_PROGRAM = """\
+answer = client.models.sentiment.predict(text="a nice day", tags=[{"name": "a"}], top=1)
+print(answer["label"].strip())
+print(answer["tags"][0]["name"])
+given = client.models.sentiment.predict(text="", image=b"\\x89P", exact=True, language="de")["given"]
+print([given["image"], given["exact"]])
+print([event.json()["n"] for event in client.models.counter.stream(count=2)])
+answer["lable"]
+client.models.sentiment.predict(top=1)
+client.models.sentiment.predict(text="", top="one")
+client.models.sentiment.predict(text="", language="fr")
+client.models.sentiment.predict(text="", tags=[{"weight": 1}])
+next(iter(client.models.counter.stream(count=2))).json()["m"]
+client.models.counter.predict(count=1) + 1
+"""
 Call = Callable[..., Any]
 
 
@@ -91,8 +110,17 @@ def server(processes: None, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     )
     numbers = ArchiveSpec("numbers", "base_handler", serialized_file=DIGITS / "digits.pt2")
     odd = ArchiveSpec("odd-name", str(directory / "story.py"))
+    typed = [
+        make_model(directory / f"{name}.mar", handler)
+        for name, handler in (("sentiment", TYPED), ("counter", COUNTER))
+    ]
     with serve(
-        digits, numbers, ArchiveSpec("story", str(directory / "story.py")), odd, enable_grpc=True
+        *typed,
+        digits,
+        numbers,
+        ArchiveSpec("story", str(directory / "story.py")),
+        odd,
+        enable_grpc=True,
     ) as server:
         yield server
 
@@ -162,7 +190,8 @@ def test_models_are_attributes_that_take_their_signatures_inputs(
     server: ServerUnderTest,
 ) -> None:
     with Client(server.url) as client:
-        assert client.model_names() == ["digits", "numbers", "odd-name", "story"]
+        names = ["counter", "digits", "numbers", "odd-name", "sentiment", "story"]
+        assert client.model_names() == names
         assert client.metadata("numbers")["inputs"] == [
             {"name": "images", "datatype": "FP32", "shape": [-1, 1, 8, 8]}
         ]
@@ -171,6 +200,16 @@ def test_models_are_attributes_that_take_their_signatures_inputs(
         assert list(client.models["odd-name"].stream({"do": "tell"})) == [b"a", b"c"]
         with pytest.raises(TypeError, match="takes image"):
             client.models.digits.predict(text="seven")
+
+
+def test_an_error_of_wrong_input_names_the_fields(server: ServerUnderTest) -> None:
+    with (
+        Client(server.url) as client,
+        pytest.raises(
+            InvalidRequest, match=r"top: Input should be a valid integer; text: Field req"
+        ),
+    ):
+        client.models.sentiment.predict(top="one")
 
 
 def test_leaving_a_stream_ends_it_on_the_server(server: ServerUnderTest) -> None:
@@ -288,6 +327,7 @@ def test_stubs_name_models_and_inputs_for_type_checkers(
         f"from stubs import AsyncClient, Client\n\nclient = Client({server.url!r})\n"
         "print(client.models.digits.predict(image='7.png'))\nclient.models.digits.predict(text='seven')\nclient.models.gone\n"
         "async def main() -> None:\n    await AsyncClient().models.numbers.predict(images=[[0.0]], timeout='long')\n"
+        + TYPED_PROGRAM
     )
     # Other packages are not followed, since reading their types takes ten seconds.
     libraries = ",".join(
@@ -316,8 +356,21 @@ def test_stubs_name_models_and_inputs_for_type_checkers(
         ("program.py:5", "call-arg]"),
         ("program.py:6", "attr-defined]"),
         ("program.py:8", "arg-type]"),
+        ("program.py:15", "typeddict-item]"),
+        ("program.py:16", "call-arg]"),
+        ("program.py:17", "arg-type]"),
+        ("program.py:18", "arg-type]"),
+        ("program.py:19", "typeddict-item]"),
+        ("program.py:20", "typeddict-item]"),
+        ("program.py:21", "operator]"),
     ], mypy_output
     assert run("stubs.py").returncode == 0
+    typed_program = tmp_path / "typed.py"
+    typed_program.write_text(
+        f"from stubs import Client\n\nclient = Client({server.url!r})\n"
+        + "".join(TYPED_PROGRAM.splitlines(keepends=True)[:6])
+    )
+    assert run("typed.py").stdout.splitlines() == ["positive", "a", "['iVA=', True]", "[0, 1]"]
 
 
 def test_generate_prints_stubs_and_reports_a_missing_server(

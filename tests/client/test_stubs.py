@@ -16,12 +16,39 @@ ODD_TEXTS = [CODE, "a'b", "{name}", "a\nb", "\\", "\0", "\u2028", "class", "ﬁ"
 TEXTS = st.text() | st.sampled_from(ODD_TEXTS)
 SHAPES = st.lists(TEXTS | st.integers())
 TENSORS = st.fixed_dictionaries({"name": TEXTS, "datatype": TEXTS, "shape": SHAPES})
+SCHEMAS: Any = st.recursive(
+    st.sampled_from([{}, {"type": "string"}, {"$ref": "#/$defs/A b"}])
+    | st.fixed_dictionaries({"enum": st.lists(TEXTS | st.integers(), max_size=2)}),
+    lambda schemas: (
+        st.fixed_dictionaries(
+            {
+                "type": st.just("object"),
+                "properties": st.dictionaries(TEXTS, schemas, max_size=2),
+                "required": st.lists(TEXTS, max_size=1),
+            }
+        )
+        | st.fixed_dictionaries({"type": st.just("array"), "items": schemas})
+        | st.fixed_dictionaries({"anyOf": st.lists(schemas, max_size=2)})
+    ),
+    max_leaves=4,
+).map(lambda schema: {"$defs": {"A b": schema}, **schema})
+SIGNATURES = st.fixed_dictionaries(
+    {
+        "input": SCHEMAS,
+        "output": SCHEMAS,
+        "streams": st.booleans(),
+        "description": TEXTS,
+        "outputType": TEXTS,
+        "contentTypes": st.lists(TEXTS, max_size=1),
+    }
+)
 METADATA = st.fixed_dictionaries(
     {
         "versions": st.lists(TEXTS, max_size=2),
         "inputs": st.lists(TENSORS, max_size=3),
         "parameters": st.none() | st.fixed_dictionaries({"input": TEXTS}),
-    }
+    },
+    optional={"signature": SIGNATURES},
 )
 
 

@@ -16,6 +16,7 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import Running
+from tests.support.typed_models import TYPED
 from tests.ui.browser_helpers import (
     PNG,
     check_accessibility,
@@ -250,6 +251,70 @@ def test_a_failing_model_is_red_with_its_error_rate_and_last_error(
     page.get_by_role("link", name="Overview").click()
     card = page.get_by_role("region", name="Version 1.0")
     expect(card.get_by_role("link", name=re.compile("^7[45].* % errors$"))).to_be_visible()
+
+
+def test_a_model_with_a_signature_has_a_form_of_its_fields(
+    page: Any, empty_server: Running, management: httpx.Client, store: Path, tmp_path: Path
+) -> None:
+    make_model(store / "sentiment.mar", TYPED)
+    register(management, "sentiment.mar")
+    open_view(page, empty_server, "model/sentiment/try")
+    expect(page.get_by_role("radio", name="Fields")).to_be_checked()
+    text = page.get_by_role("textbox", name="text *")
+    # The example of the signature is filled in, and the defaults of the other fields.
+    expect(text).to_have_value("what a nice day")
+    expect(page.get_by_role("spinbutton", name="top")).to_have_value("2")
+    expect(page.get_by_role("combobox", name="language")).to_have_value('"en"')
+    expect(page.get_by_role("textbox", name="tags")).to_have_value("[]")
+    check_accessibility(page, "fields")
+
+    # Only with the keyboard: change fields, and send.
+    text.focus()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("so nice")
+    for keys in ("Tab", "3", "Tab", "0.5", "Tab", "Space", "Tab", "d", "Tab"):
+        getattr(page.keyboard, "type" if keys in ("3", "0.5", "d") else "press")(keys)
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.type("[1")
+    page.keyboard.press("ControlOrMeta+Enter")
+    expect(page.get_by_role("alert")).to_have_text("Correct tags first.")
+    page.keyboard.type("]")
+    (tmp_path / "a.png").write_bytes(b"\x89P")
+    page.get_by_role("button", name="image", exact=True).set_input_files(tmp_path / "a.png")
+    click(page, "Send")
+    given = {"top": 3, "scale": 0.5, "exact": True, "language": "de", "tags": [1]}
+    expected = given | {"text": "so nice", "image": "iVA="}
+    expect(page.locator(".answer")).to_contain_text("positive")
+    snippet = snippets_of(page)["curl"]
+    assert json.loads(run_snippet("curl", snippet, tmp_path).stdout)["given"] == expected
+
+    # The other way round: what JSON has is in the fields, also what no field has.
+    page.get_by_role("radio", name="JSON").check()
+    shown = page.get_by_label("JSON", exact=True).last
+    expect(shown).to_have_value(re.compile('"text": "so nice"'))
+    assert json.loads(shown.input_value()) == expected
+    shown.fill('{"text": 1, "top": "two", "other": null}')
+    click(page, "Send")
+    expect(page.locator(".answer .problem")).to_contain_text(
+        "body.top: Input should be a valid integer"
+    )
+    shown.fill('{"text": "bad", "tags": "none", "other": null}')
+    page.get_by_role("radio", name="Fields").check()
+    expect(text).to_have_value("bad")
+    click(page, "Send")
+    expect(page.locator(".field .problem", has_text="valid list")).to_be_visible()
+    tags = page.get_by_role("textbox", name="tags")
+    expect(tags).to_be_focused()
+    expect(tags).to_have_attribute("aria-invalid", "true")
+    expect(tags).to_have_accessible_description(re.compile("Input should be a valid list"))
+    check_accessibility(page, "wrong fields")
+    tags.fill("[]")
+    click(page, "Send")
+    expect(tags).to_have_attribute("aria-invalid", "false")
+    page.get_by_role("button", name="example.json").click()
+    expect(text).to_have_value("what a nice day")
+    page.set_viewport_size({"width": 360, "height": 740})
+    check_width(page, "fields")
 
 
 @pytest.mark.nightly

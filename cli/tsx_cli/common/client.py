@@ -349,11 +349,13 @@ def error_text(body: bytes) -> str:
 
 
 def _failure(status: int, body: bytes) -> RequestFailed:
-    """Convert an error in the format of TorchServe, or of a proxy or a handler."""
+    """Convert an error in the format of TorchServe or FastAPI, or of a proxy or a handler."""
     try:
         answer = json.loads(body)
+        if isinstance(answer.get("detail"), list):
+            return RequestFailed(status, "; ".join(map(_field_error, answer["detail"])))
         text_of_error = str(answer["message"]).rstrip()
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         text = body.decode("utf-8", "replace").strip()
         return RequestFailed(
             status,
@@ -368,6 +370,12 @@ def _failure(status: int, body: bytes) -> RequestFailed:
         type=str(answer.get("type", "")),
         traceback=(separator + traceback).lstrip() or None,
     )
+
+
+def _field_error(problem: dict[str, Any]) -> str:
+    """Return an error of FastAPI as `field: message`."""
+    field = f"{'.'.join(map(str, problem['loc']))}.".removeprefix("body.").rstrip(".")
+    return f"{field}: {problem['msg']}" if field else str(problem["msg"])
 
 
 def _reason(error: BaseException) -> str:

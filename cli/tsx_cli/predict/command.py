@@ -29,6 +29,7 @@ from tsx_cli.common.options import (
     read_token,
 )
 from tsx_cli.common.output import human, print_json
+from tsx_cli.predict.typed_fields import encode_fields
 from tsx_runtime.shared.content_types import guess_content_type
 from tsx_runtime.shared.log_format import UNSAFE, escaped
 
@@ -69,7 +70,8 @@ def predict(
         typer.Option(
             "--field",
             metavar="NAME[=VALUE]",
-            help="Field of a form; without a value, it holds what is sent; may be repeated.",
+            help="Field of a form; without a value, it holds what is sent; may be repeated. For a"
+            " model with a signature, a field of its JSON.",
         ),
     ] = None,
     token: Token = None,
@@ -104,13 +106,27 @@ def predict(
     elif input is not None:
         name, kind, data = _read(input)
     kind = content_type or kind
-    if fields:
+    typed = None if kind or not fields else _typed(server, model, version, fields)
+    if typed is not None:
+        data, kind = typed, "application/json"
+    elif fields:
         from urllib3.filepost import encode_multipart_formdata  # a slow import
 
         data, kind = encode_multipart_formdata(_form(fields, (name, data, kind) if kind else None))
     target = path("predictions", model, *([] if version is None else [version]))
     response = server.call("POST", target, data, {"Content-Type": kind})
     deliver(response, output, as_json=as_json)
+
+
+def _typed(server: Server, model: str, version: str | None, fields: list[str]) -> bytes | None:
+    """Return the fields as JSON if the model has a signature with fields, else None."""
+    segments = [] if version is None else ["versions", version]
+    try:
+        metadata = server.call_json("GET", path("v2", "models", model, *segments))
+    except CliError:  # The prediction reports it, unless the server only lacks this path.
+        return None
+    signature = metadata.get("signature")
+    return None if signature is None else encode_fields(fields, signature["input"])
 
 
 def check_delivery(output: Path | None, *, as_json: bool) -> None:

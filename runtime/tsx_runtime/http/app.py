@@ -61,6 +61,7 @@ class ServerApp(IndexedApp):
         super().__init__(
             title=f"tsx {', '.join(roles)}",
             version=__version__,
+            openapi_url=None,  # `index.add_routes` has this path.
             docs_url=None,
             redoc_url=None,
             redirect_slashes=False,

@@ -13,7 +13,14 @@ from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.context import ServerContext
 from tsx_runtime.http.lanes import make_lane
-from tsx_runtime.http.routes import exception_handlers, health, index, kserve, management, openapi
+from tsx_runtime.http.routes import (
+    exception_handlers,
+    health,
+    index,
+    kserve,
+    management,
+    model_paths,
+)
 from tsx_runtime.http.routes import plugins as plugin_routes
 from tsx_runtime.metrics import collection
 from tsx_runtime.settings.addresses import parse_address
@@ -52,9 +59,7 @@ def _build_app(context: ServerContext, roles: Collection[str]) -> ServerApp:
     app = ServerApp(context, roles)
     app.lane_of = cache(partial(make_lane, app))
     exception_handlers.add_exception_handlers(app, app.not_found)
-    index.add_routes(app)
-    if "inference" in roles:
-        app.document(openapi.prediction_paths())
+    index.add_routes(app, registry, guards.inference, roles)
     # The routes of features come first, because routes such as `/models/NAME/VERSION` would match
     # their last segment as a version.
     for feature in registry.features:
@@ -82,7 +87,7 @@ def _add_predictions(app: ServerApp) -> None:
         settings.max_request_size,
         app.context.guards.inference,
         app.counts,
-        openapi.describe_predictions,
+        model_paths.describe_predictions,
         settings.server_timing_share,
         app.is_confined,
     )

@@ -3,12 +3,13 @@
 bytes, a Path, an open file, a PIL image   the body itself
 str                                        text, or a path if the model takes images or files
 numpy arrays, torch tensors                binary tensors of the Open Inference Protocol
-several values, one of them a file         a form
+several values, one of them a file         a form; JSON with base64 if the model has a signature
 all other values                           JSON
 """
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import mimetypes
@@ -46,6 +47,7 @@ class Signature(NamedTuple):
 
     kind: str | None = None  # image, text, json or file
     tensors: Mapping[str, tuple[str, list[int]]] = {}  # name -> datatype and shape
+    fields: Mapping[str, Any] = {}  # JSON schemas of the fields of its JSON object, by name
 
     @classmethod
     def of(cls, metadata: Mapping[str, Any]) -> Signature:
@@ -55,7 +57,9 @@ class Signature(NamedTuple):
             str(spec["name"]): (str(spec["datatype"]), list(spec["shape"])) for spec in inputs
         }
         kind = (metadata.get("parameters") or {}).get("input")
-        return cls(None if kind is None else str(kind), tensors)
+        schema = (metadata.get("signature") or {}).get("input", {})
+        fields = dict(resolve(schema, schema).get("properties", {}))
+        return cls(None if kind is None else str(kind), tensors, fields)
 
     @property
     def names(self) -> list[str]:
@@ -63,6 +67,15 @@ class Signature(NamedTuple):
         return list(self.tensors) or (
             [] if self.kind is None else ["data" if self.kind == "json" else self.kind]
         )
+
+
+def resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the definition of `root` to which a JSON schema refers, or the schema itself."""
+    reference = schema.get("$ref", "")
+    definition: Mapping[str, Any] = (
+        root["$defs"][reference.removeprefix("#/$defs/")] if reference else schema
+    )
+    return definition
 
 
 class Content(NamedTuple):
@@ -87,6 +100,9 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
     """
     if payload is not None and inputs:
         raise TypeError(f"Give one value, or values by name ({', '.join(inputs)}), and not both.")
+    are_arrays = [_is_array(value) for value in inputs.values()]
+    if signature.fields and inputs and not all(are_arrays):
+        return Content.of(json.dumps(inputs, default=_to_json).encode(), "application/json")
     takes_any_names = not signature.tensors and signature.kind in (None, "json", "chat")
     if not takes_any_names and not set(inputs) <= set(signature.names):
         raise TypeError(
@@ -95,10 +111,7 @@ def encode(signature: Signature, payload: Any, inputs: Mapping[str, Any]) -> Con
     named_inputs = inputs or (
         {} if payload is None else {next(iter(signature.tensors), "input"): payload}
     )
-    if (inputs and signature.tensors) or any(
-        hasattr(value, "__array__") and not hasattr(value, "save")
-        for value in named_inputs.values()
-    ):
+    if (inputs and signature.tensors) or any(map(_is_array, named_inputs.values())):
         return _encode_tensors(named_inputs, signature)
     if not inputs or set(inputs) == set(signature.names):
         return _encode_single(
@@ -141,6 +154,19 @@ def _encode_single(value: Any, kind: str | None) -> Content:
         return Content.of(json.dumps(value).encode(), "application/json")
     name, body = _read(value)
     return Content.of(body, mimetypes.guess_type(name)[0] or "application/octet-stream")
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") and not hasattr(value, "save")
+
+
+def _to_json(value: Any) -> Any:
+    """Return a file as base64, and an array as lists, for `json.dumps`."""
+    if _is_file(value):
+        return base64.b64encode(_read(value)[1]).decode()
+    if _is_array(value):
+        return value.tolist()
+    raise TypeError(f"Values of {type(value).__name__} cannot be sent as JSON.")
 
 
 def _is_file(value: Any) -> bool:

@@ -141,13 +141,21 @@ def failure(status: int, headers: Mapping[str, str], body: bytes) -> RequestFail
 
 
 def error_of(body: bytes) -> tuple[str, str]:
-    """Return the type and the message of an error in TorchServe's or OpenAI's form."""
+    """Return the type and the message of an error in the form of TorchServe, OpenAI or FastAPI."""
     try:
         value = json.loads(body)
+        if "detail" in value:
+            return "", "; ".join(map(_problem, value["detail"]))
         error = value if "message" in value else value["error"]
         return str(error.get("type") or ""), str(error["message"]).strip()
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return "", body[:500].decode(errors="replace").strip() or "The answer has no text."
+
+
+def _problem(problem: Mapping[str, Any]) -> str:
+    """Return an error of FastAPI as `field: message`."""
+    field = f"{'.'.join(map(str, problem['loc']))}.".removeprefix("body.").rstrip(".")
+    return f"{field}: {problem['msg']}" if field else str(problem["msg"])
 
 
 def _seconds(value: str | None) -> float | None:

@@ -69,11 +69,11 @@ def sample_of(version: ModelVersion) -> SampleInput | None:
         with suppress(FileNotFoundError):  # The model may be unregistered meanwhile.
             body = path.read_bytes()
             return SampleInput(f"{SAMPLES}/{path.name}", guess_content_type(path.name, body), body)
-    sample = next(_warm_up_requests(version), None) or _generated(input_of(version))
-    if sample is None and (signature := version.signature) and signature.example is not None:
-        example = json.dumps(signature.example, ensure_ascii=False).encode()
-        return SampleInput("generated", "application/json", example)
-    return sample
+    return (
+        next(_warm_up_requests(version), None)
+        or _example_of_signature(version)
+        or _generated(input_of(version))
+    )
 
 
 def has_example(version: ModelVersion) -> bool:
@@ -83,6 +83,8 @@ def has_example(version: ModelVersion) -> bool:
 
 async def example_of(version: ModelVersion) -> SampleInput | None:
     """Return the request that the handler describes, or None without a ready worker."""
+    if example := _example_of_signature(version):
+        return example
     inputs = read_example(await _handler_description(version))
     return (
         SampleInput(
@@ -160,6 +162,13 @@ def _content_type(archive_type: str | None, name: str, body: bytes) -> str:
     ):
         return archive_type
     return guess_content_type(name, body)
+
+
+def _example_of_signature(version: ModelVersion) -> SampleInput | None:
+    if version.signature is None or version.signature.example is None:
+        return None
+    body = json.dumps(version.signature.example, ensure_ascii=False).encode()
+    return SampleInput("generated", "application/json", body)
 
 
 def _generated(kind: str | None) -> SampleInput | None:

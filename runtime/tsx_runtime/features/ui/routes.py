@@ -31,7 +31,7 @@ from tsx_runtime.features.ui.time_series import TimeSeries
 from tsx_runtime.http.app import ServerApp
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.http.page import PAGE_CREDENTIALS, check_page, is_page_prediction, use_model_path
-from tsx_runtime.http.routes import openapi
+from tsx_runtime.http.routes import model_paths
 from tsx_runtime.metrics import collection
 from tsx_runtime.metrics.exposition import Families
 
@@ -82,7 +82,7 @@ def add_page(app: ServerApp, series: TimeSeries) -> None:
         context.settings.max_request_size,
         guard,
         app.counts,
-        openapi.describe_predictions,
+        model_paths.describe_predictions,
         is_confined=app.is_confined,
     )
     app.apps.append((is_page_prediction, playground))

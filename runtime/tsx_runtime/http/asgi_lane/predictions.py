@@ -50,6 +50,7 @@ from tsx_runtime.api.urls import (
     with_headers,
     with_model,
 )
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Answer, Route, WaitingJob
 from tsx_runtime.core.telemetry.tracing import current
@@ -68,7 +69,7 @@ class Predictions:
     limit: int  # largest body in bytes
     guard: Guard | None
     counts: ResponseCounts
-    describe: Callable[[str], dict[str, Any]]  # returns the OpenAPI document of one model
+    describe: Callable[[ModelVersion], dict[str, Any]]  # returns the OpenAPI document of a version
     timing_share: float = (
         0.0  # fraction of responses that have `Server-Timing` without a client's request for it
     )
@@ -148,10 +149,9 @@ class Predictions:
     async def _options(self, scope: Scope, send: Send, request_id: bytes) -> None:
         target = find_target(scope["path"], scope["query_string"])
         assert target is not None
-        body = (
-            json.dumps(self.describe(resolve(self.registry, target).name), indent=2).encode()
-            + b"\n"
-        )
+        route = resolve(self.registry, target)
+        version = route if isinstance(route, ModelVersion) else self.registry.find(route.name)
+        body = json.dumps(self.describe(version), indent=2).encode() + b"\n"
         await self._send(send, scope, request_id, 200, (JSON, *NO_CACHE), body)
 
     async def _send(

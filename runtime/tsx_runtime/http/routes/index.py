@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
 
-from tsx_runtime.http.routes import openapi
+from tsx_runtime.api.access.auth import Guard
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.http.routes import model_paths, openapi
 from tsx_runtime.version import __version__
 
 MAIN_PATHS = (
@@ -56,17 +59,29 @@ class IndexedApp(FastAPI):
         return super().openapi()
 
 
-def add_routes(app: IndexedApp) -> None:
-    """Add the index and the OpenAPI document of an app."""
+def add_routes(
+    app: IndexedApp, registry: Registry, guard: Guard | None, roles: Collection[str]
+) -> None:
+    """Add the index and the OpenAPI document of an app.
+
+    The document has the models of `registry` if `guard` lets the request call them.
+    """
+    if "inference" in roles:
+        app.document(openapi.prediction_paths())
 
     async def describe(request: Request) -> Response:
-        return Response(openapi.to_json(app.openapi()), media_type="application/json")
+        document = app.openapi()
+        if "inference" in roles:
+            versions = model_paths.visible_versions(registry, guard, request.scope["headers"])
+            document = model_paths.add_models(document, versions)
+        return Response(openapi.to_json(document), media_type="application/json")
 
     async def index(request: Request) -> Response:
         return await describe(request) if request.method == "OPTIONS" else _index(app, request)
 
     app.add_api_route("/", index, methods=["GET", "HEAD", "OPTIONS"], include_in_schema=False)
-    app.add_api_route("/api-description", describe, methods=["GET"], include_in_schema=False)
+    for path in ("/api-description", "/openapi.json"):
+        app.add_api_route(path, describe, methods=["GET", "HEAD"], include_in_schema=False)
 
 
 def _index(app: IndexedApp, request: Request) -> Response:

@@ -17,6 +17,7 @@ from tsx_runtime.api.management.samples import example_of, input_of, sample_of, 
 from tsx_runtime.api.management.schemas import ServerMetadata
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.errors import SampleNotFound
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName, VersionName
@@ -63,6 +64,10 @@ class ModelMetadata(BaseModel):
     inputs: list[Tensor] = []
     outputs: list[Tensor] = []
     parameters: ModelParameters = ModelParameters()
+    signature: ModelSignature | None = Field(
+        default=None,
+        description="the types of its requests and responses, if its handler has types",
+    )
 
 
 def build_router(registry: Registry, roles: Collection[str]) -> APIRouter:
@@ -191,6 +196,7 @@ async def _metadata(registry: Registry, model: str, version: str | None) -> Resp
             versions=versions,
             inputs=inputs,
             parameters=ModelParameters(input=input_of(model_version)),
+            signature=model_version.signature,
         )
     )
 

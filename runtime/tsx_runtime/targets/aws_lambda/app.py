@@ -15,6 +15,7 @@ from tsx_runtime.api.headers import clashing_names
 from tsx_runtime.api.messages import Receive, Scope, Send
 from tsx_runtime.api.request_options import IDEMPOTENCY_KEY
 from tsx_runtime.api.urls import runs_model
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.http.asgi_lane.predictions import Predictions
 from tsx_runtime.metrics.response_counts import ResponseCounts
@@ -60,8 +61,8 @@ class LambdaApp:
         return app
 
 
-def _describe(model: str) -> dict[str, Any]:
+def _describe(version: ModelVersion) -> dict[str, Any]:
     # The import is deferred, as the module's docstring explains.
-    from tsx_runtime.http.routes.openapi import describe_predictions
+    from tsx_runtime.http.routes.model_paths import describe_predictions
 
-    return describe_predictions(model)
+    return describe_predictions(version)

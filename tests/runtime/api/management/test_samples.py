@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from tsx_runtime.api.management.samples import sample_of
+from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.recordings import Recorded, encode, file_head
 
 
@@ -24,6 +25,7 @@ def version(directory: Path, *warmup: str, kind: str | None = None) -> Any:
         config=config,
         workers=workers,
         handler="handler.py",
+        signature=None,
     )
 
 
@@ -81,3 +83,10 @@ def test_the_content_type_of_a_recorded_sample_is_used_only_if_it_can_be_a_heade
             "application/json",
             b"[1, 2]",
         )
+
+
+def test_the_example_of_a_signature_is_used_before_a_generated_input(tmp_path: Path) -> None:
+    typed = version(tmp_path, kind="text")
+    typed.signature = ModelSignature(input={}, example={"text": "ä"})
+    expected = ("generated", "application/json", '{"text": "ä"}'.encode())
+    assert sample_of(typed) == expected

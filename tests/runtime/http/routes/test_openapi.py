@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis.errors import Unsatisfiable
 
 from tests.support.models import make_model
+from tests.support.typed_models import TYPED
 
 schemathesis = pytest.importorskip("schemathesis")
 
@@ -40,9 +41,11 @@ def server(
     """Run a server with the example model of the documents and at most two workers."""
     store = tmp_path_factory.mktemp("documented")
     make_model(store / "digits.mar", HANDLER)
+    make_model(store / "sentiment.mar", TYPED)
     with pytest.MonkeyPatch.context() as patch, start_server(model_store=store) as server:
         patch.setattr("tsx_runtime.core.models.plan.MAX_WORKERS", 2)
-        server.register("digits.mar", initial_workers=1)
+        for archive in ("digits.mar", "sentiment.mar"):
+            server.register(archive, initial_workers=1)
         yield server
 
 

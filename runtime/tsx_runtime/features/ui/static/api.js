@@ -52,9 +52,10 @@ export async function send(method, where, { query = {}, body, headers = {}, sign
   }
 }
 
-/** What an answer says of what went wrong, or undefined: tsx's own form, and those that handlers have of it. */
+/** What an answer says of what went wrong, or undefined: tsx's own form, FastAPI's, and those that handlers have of it. */
 export function saidBy(value) {
-  return [value?.message, value?.error?.message, value?.error].find((each) => typeof each === "string" && each);
+  const problems = Array.isArray(value?.detail) && value.detail.map((each) => `${[each?.loc].flat().join(".")}: ${each?.msg}`).join("\n");
+  return [value?.message, value?.error?.message, value?.error, problems].find((each) => typeof each === "string" && each);
 }
 
 /** The JSON of an answer. Throws `Refused` with the server's message. */

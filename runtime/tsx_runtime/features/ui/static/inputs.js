@@ -2,15 +2,16 @@
 
 import { cameraButton } from "./camera.js";
 import { field, h, say, show, takesFiles } from "./dom.js";
+import { fieldsInput } from "./fields.js";
 import { bytes } from "./format.js";
 
 const JSON_TYPE = "application/json";
 const TEXT_TYPE = "text/plain; charset=utf-8";
 const ANY_TYPE = "application/octet-stream";
 
-/** Each returns `node` and `take()`: `{body, type, name, text}`, or a text that says what is missing; and `put(file, name)`, or `put(text)`. */
+/** Each returns `node` and `take()`: `{body, type, name, text}`, or a text that says what is missing (that of `fields` is a promise of it); and `put(file, name)`, or `put(text)`. */
 export function inputs(changed) {
-  return { image: fileInput("image", changed), text: textInput(), json: jsonInput(), file: fileInput("file", changed) };
+  return { fields: fieldsInput(), image: fileInput("image", changed), text: textInput(), json: jsonInput(), file: fileInput("file", changed) };
 }
 
 function textInput() {
@@ -38,6 +39,7 @@ function jsonInput() {
   };
   return {
     node: h("div", {}, field("JSON", area), problem),
+    text: () => area.value,
     take: () => (check() ? { body: area.value, type: JSON_TYPE, name: null, text: area.value } : area.value ? "Correct the JSON first." : "Type some JSON first."),
     put: (text) => {
       area.value = text;

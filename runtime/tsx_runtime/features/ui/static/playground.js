@@ -15,7 +15,7 @@ import { fileOf as fileOfRequest, isInline, snippets } from "./snippets.js";
 import { codeTabs, firstLines } from "./talk.js";
 
 const SHOWN_SOFAR = 20000; // characters: the end of a long one
-const KINDS = { image: "Image", text: "Text", json: "JSON", file: "File" };
+const KINDS = { fields: "Fields", image: "Image", text: "Text", json: "JSON", file: "File" };
 const REMEMBERED = 12; // requests of the history
 const REPORTS = [400, 800, 1600]; // ms after which the server is asked for the traceback of a failure: workers report each half second
 
@@ -56,9 +56,12 @@ function requestPanel(name) {
   const hint = h("p", { class: "quiet small" });
   const group = newId();
   let kind = null;
+  let typed = false; // whether the model has a signature with fields
   let picked = false; // by the user, which overrides the handler
   let running = null;
   const pick = (wanted) => {
+    if (kind === "json" && wanted === "fields") ways.fields.put(ways.json.text());
+    else if (kind === "fields" && wanted === "json") ways.fields.take().then(({ text }) => text && ways.json.put(JSON.stringify(JSON.parse(text), null, 2)));
     picked = true;
     remembered.set(wanted);
     choose(wanted);
@@ -76,7 +79,7 @@ function requestPanel(name) {
     versions.value = entry.request.version;
     if (versions.selectedIndex < 0) versions.value = "";
     await put(entry.request.body, entry.kind, entry.request.name);
-    const input = ways[entry.kind].take(); // with a picture that the page still has
+    const input = await ways[entry.kind].take(); // with a picture that the page still has
     if (typeof input === "object") result.show(Object.assign(entry, { request: { ...entry.request, ...input } }));
   });
   const choose = (wanted) => {
@@ -86,21 +89,27 @@ function requestPanel(name) {
     if (wanted !== "image") ways.image.close();
     say(problem, "");
   };
-  const put = async (body, wanted, title) => {
+  const put = async (body, asked, title) => {
+    const wanted = asked === "json" && typed ? "fields" : asked;
     pick(wanted);
-    await ways[wanted].put(["text", "json"].includes(wanted) && body instanceof Blob ? await body.text() : body, title);
+    await ways[wanted].put(["fields", "text", "json"].includes(wanted) && body instanceof Blob ? await body.text() : body, title);
     submit.focus();
   };
   const run = async (event) => {
     event.preventDefault();
-    const input = ways[kind].take();
+    const way = ways[kind];
+    const input = await way.take();
     say(problem, typeof input === "string" ? input : "");
     if (typeof input === "string" || running) return;
     running = new AbortController();
     submit.disabled = true;
     show(stop, true);
     try {
-      if (await isReadable(input.body)) past.add({ ...(await result.run({ ...input, model: name, version: versions.value, later: later.checked }, running.signal)), kind });
+      if (await isReadable(input.body)) {
+        const entry = await result.run({ ...input, model: name, version: versions.value, later: later.checked }, running.signal);
+        past.add({ ...entry, kind });
+        way.fail?.(entry.response?.status === 422 && entry.answer.value?.detail);
+      }
       else say(problem, `${input.name} cannot be read: it is a folder, or has changed since it was chosen. Choose it again.`);
     } finally {
       running = null;
@@ -109,17 +118,18 @@ function requestPanel(name) {
       refresh();
     }
   };
-  const form = h("form", { class: "card", onsubmit: run }, field("Version", versions), choice, hint, samples, Object.values(ways).map((way) => way.node), problem, h("div", { class: "row" }, submit, stop, h("span", {}, later, h("label", { for: later.id }, " Answer later")), h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
+  const form = h("form", { class: "card", novalidate: true, onsubmit: run }, field("Version", versions), choice, hint, samples, Object.values(ways).map((way) => way.node), problem, h("div", { class: "row" }, submit, stop, h("span", {}, later, h("label", { for: later.id }, " Answer later")), h("span", { class: "quiet" }, "Ctrl + Enter sends as well")));
   form.addEventListener("keydown", (event) => event.key === "Enter" && (event.ctrlKey || event.metaKey) && form.requestSubmit());
   form.addEventListener("paste", (event) => {
     const file = [...(event.clipboardData?.files ?? [])].find(({ type }) => type.startsWith("image/"));
     if (file) put(file, "image", file.name);
   });
-  if (remembered.get() in KINDS) {
+  show(radios.fields.parentNode, false);
+  if (remembered.get() in KINDS && remembered.get() !== "fields") {
     picked = true;
     choose(remembered.get());
   }
-  let known = "", sampled = "";
+  let known = "", sampled = "", described = "";
   return {
     node: h("div", { class: "halves" }, h("div", {}, form, past.node), result.node),
     update(model) {
@@ -138,12 +148,21 @@ function requestPanel(name) {
       if (sampled !== `${version} ${input} ${state}`) {
         sampled = `${version} ${input} ${state}`; // a worker that becomes ready may bring one
         sampleButtons(samples, name, version, (file, wanted) => put(file, wanted, file.name), (text, wanted) => ways[wanted].isEmpty() && ways[wanted].put(text))
-          .then((first) => first && !input && !picked && choose(first), () => show(samples, false));
+          .then((first) => first && !input && !picked && !typed && choose(first), () => show(samples, false));
       }
       const asked = model.labels[versions.value] ?? (versions.value || model.default);
       const served = model.versions.find(({ version }) => version === asked);
-      say(hint, served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files", chat: "prompts as JSON" }[served.input]}.` : "Its handler does not declare its input type; choose one.");
-      const wanted = served?.input === "chat" ? "json" : served?.input ?? kind ?? "file";
+      if (served && described !== `${served.version} ${served.state}`) {
+        described = `${served.version} ${served.state}`; // a worker that becomes ready may report another signature
+        get(path("models", name, served.version)).then(([{ signature }]) => {
+          typed = ways.fields.use(signature);
+          show(radios.fields.parentNode, typed);
+          if (typed && !picked) choose("fields");
+          else if (!typed && kind === "fields") choose("json");
+        }, () => (described = ""));
+      }
+      say(hint, typed ? "Its handler has a signature: each field takes a value of its type." : served?.input ? `Its handler takes ${{ image: "images", text: "text", json: "JSON", file: "files", chat: "prompts as JSON" }[served.input]}.` : "Its handler does not declare its input type; choose one.");
+      const wanted = typed ? "fields" : served?.input === "chat" ? "json" : served?.input ?? kind ?? "file";
       if (!picked && wanted !== kind) choose(wanted);
     },
     rest: () => ways.image.close(),
