@@ -22,6 +22,7 @@ from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.onnx_file import data_files
+from tsx_archiver.metadata.tabular import HANDLER as TABULAR_HANDLER
 from tsx_archiver.names import (
     DEFAULT_VERSION,
     MANIFEST_PATH,
@@ -45,6 +46,7 @@ BUILTIN_HANDLERS = (
     PYFUNC,
     HANDLER,
     GENERATION_HANDLER,
+    TABULAR_HANDLER,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}

@@ -23,6 +23,7 @@ from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import SourceKind
+from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -50,6 +51,7 @@ class PackingOptions:
     try_model: bool = True
     tracking_uri: str | None = None  # address of MLflow's server
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
+    trust: TrustOptions = NO_TRUST
 
     def given_packing_options(self) -> str:
         """Return the names of the given options that an existing archive cannot take."""
@@ -259,7 +261,7 @@ def check(
     samples: Sequence[Path],
     tolerance: float,
     *,
-    trust_remote_code: bool = False,
+    trust: TrustOptions = NO_TRUST,
     quiet: bool,
 ) -> Packed:
     """Check an archive with the given samples, or with its own.
@@ -271,10 +273,8 @@ def check(
     from tsx_cli.archive.check import check_archive  # a slow import
 
     settings, _ = read_settings(None)
-    if trust_remote_code:
-        settings = settings.model_copy(
-            update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]}
-        )
+    if any(trust):
+        settings = trust.apply(settings, [manifest_of(Path(packed.archive)).model_name])
     with quiet_workers():
         result = check_archive(
             Path(packed.archive), list(sample_files(samples).values()), settings, tolerance

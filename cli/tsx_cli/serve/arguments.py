@@ -18,6 +18,7 @@ from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.source import SourceKind, classify
+from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.serve.server import run_server
 from tsx_runtime.core.placement.hardware import gpu_count
@@ -37,6 +38,7 @@ def serve_arguments(
     registration_options: Mapping[str, object],
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
+    trust: TrustOptions = NO_TRUST,
     replaces: bool = False,
 ) -> None:
     """Serve the given files and directories, or those in the settings.
@@ -47,6 +49,7 @@ def serve_arguments(
         parts: The handler and files of bare models.
         registration_options: Parameters of each registration; None means that one is not set.
         huggingface: The options of Hugging Face models.
+        trust: The kinds of code that may run in the models.
         replaces: Whether to take over the addresses of a running server.
     """
     if registration_options.get("device_type") == "gpu" and not gpu_count():
@@ -67,26 +70,22 @@ def serve_arguments(
             f"{huggingface.packing_options}: only directories of Hugging Face models, and models of the Hub,"
             " take that; remove it"
         )
-    if huggingface.trust_remote_code and not model_sources:
+    if any(trust) and not model_sources:
         raise UsageError(
-            "--trust-remote-code is for the models that are named; for others, name them in the"
-            " setting trust_remote_code"
+            "--trust-remote-code and --trust-pickle are for the models that are named; for others,"
+            " name them in the settings trust_remote_code and trust_pickle"
         )
     with ExitStack() as stack:
         starts = [
             find_model(source, parts, stack, huggingface) for source in model_sources
         ] or models_from_settings(settings)
-        if huggingface.trust_remote_code:
-            # An optional feature.
-            from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
-
-            trusted_names = [
+        if any(trust):
+            names = [
                 start.order.model_name or manifest_of(start.path).model_name
                 for start in starts
                 if start.path is not None
             ]
-            trusted_names += HuggingFaceSettings.of(settings).trust_remote_code
-            settings = settings.model_copy(update={"trust_remote_code": trusted_names})
+            settings = trust.apply(settings, names)
         given_workflows = [
             start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
         ]
