@@ -119,7 +119,9 @@ def test_one_call_predicts_for_all_rows_of_a_batch(saved: Path) -> None:
     assert [status for status, _ in answers] == [200, 200, 422, 200, 200, 200, 200, 200]
     assert sizes == [8]
     predictions = [
-        answer["prediction"] if isinstance(answer, dict) else [one["prediction"] for one in answer]
+        answer["prediction"]
+        if isinstance(answer, dict)
+        else [record["prediction"] for record in answer]
         for status, answer in answers
         if status == 200
     ]
@@ -152,7 +154,9 @@ def test_rows_that_do_not_fit_the_columns_are_refused_with_details(
 ) -> None:
     ((status, answer),) = Loaded(saved / f"{model}.skops").ask(body)
     assert status == 422
-    assert [(one["type"], one["loc"]) for one in answer["detail"]] == [one[:2] for one in details]
+    assert [(fault["type"], fault["loc"]) for fault in answer["detail"]] == [
+        (kind, location) for kind, location, _ in details
+    ]
     for fault, (_, _, value) in zip(answer["detail"], details, strict=True):
         assert fault["msg"]
         assert value is ... or fault["input"] == value
@@ -264,17 +268,17 @@ def test_classes_get_the_names_in_a_file_beside_the_model(
 
 def test_tensors_of_the_open_inference_protocol_are_columns_or_rows(forest: Loaded) -> None:
     values = np.array(ROWS)
-    one = {"name": "x", "shape": [2, 4], "datatype": "FP64", "data": values.ravel().tolist()}
-    each = [
+    matrix = {"name": "x", "shape": [2, 4], "datatype": "FP64", "data": values.ravel().tolist()}
+    columns = [
         {"name": name, "shape": [2, 1], "datatype": "FP64", "data": values[:, index].tolist()}
         for index, name in enumerate("abcd")
     ]
-    for tensors in ([one], each):
+    for tensors in ([matrix], columns):
         outputs = forest.answer({"id": "7", "inputs": tensors})["outputs"]
         assert [output["name"] for output in outputs] == ["prediction", "probabilities"]
         assert (outputs[0]["datatype"], outputs[0]["data"]) == ("BYTES", ["setosa", "virginica"])
         assert outputs[1]["shape"] == [2, 3]
-    head = {"inputs": [{**one, "parameters": {"binary_data_size": values.nbytes}}]}
+    head = {"inputs": [{**matrix, "parameters": {"binary_data_size": values.nbytes}}]}
     del head["inputs"][0]["data"]
     text = json.dumps(head).encode()
     headers = [(b"inference-header-content-length", str(len(text)).encode())]

@@ -35,7 +35,7 @@ def test_many_clients_share_batches_and_wrong_rows_are_errors_of_clients(
             (version,) = client.get(f"{server.address('models')}/models/forest").json()
         assert [answer.json()["prediction"] for answer in answers[:-1]] == expected
         assert answers[-1].status_code == 422
-        assert [one["loc"] for one in answers[-1].json()["detail"]] == [
+        assert [fault["loc"] for fault in answers[-1].json()["detail"]] == [
             ["body", name] for name in "bcd"
         ]
         assert answers[-1].headers["content-type"] == "application/json"

@@ -142,7 +142,9 @@ class TabularHandler:
                 document = json.loads(body)
                 if isinstance(document, dict) and isinstance(document.get("inputs"), list):
                     inputs = map(read_input, document["inputs"])
-                    rows = _rows_of_tensors({str(one["name"]): one["data"] for one in inputs})
+                    rows = _rows_of_tensors(
+                        {str(tensor["name"]): tensor["data"] for tensor in inputs}
+                    )
                     return TableRequest(rows, output_request=parse_output_request(document))
             return TableRequest(*read_rows(body, content_type, self.model.columns.text_types))
         except (ValueError, BadRequest) as error:
