@@ -28,6 +28,7 @@ EXTRAS = (
     "otel",
     "peft",
     "rules",
+    "tabular",
     "transformers",
 )
 SBOM_TOOL = "cyclonedx-bom==7.5.0"

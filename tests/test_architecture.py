@@ -58,12 +58,14 @@ EXECUTION = HANDLERS | {"tsx_runtime.worker.execution"}
 WORKER_PARTS: dict[str, set[str]] = {
     "tsx_runtime.features.huggingface.handlers": HANDLER_API,
     "tsx_runtime.features.mlflow.handlers": HANDLER_API,
+    "tsx_runtime.features.tabular.handlers": HANDLER_API,
     "tsx_runtime.features.generation.worker": HANDLERS,
     "tsx_runtime.features.openai.worker": GENERATION,
     "tsx_runtime.features.huggingface.worker": OPENAI,
     "tsx_runtime.features.mlflow.worker": HANDLERS,
     "tsx_runtime.features.python_files.handlers": HANDLER_API,
     "tsx_runtime.features.python_files.worker": HANDLERS,
+    "tsx_runtime.features.tabular.worker": HANDLERS,
 }
 ARCHIVER_BASE = {
     "tsx_archiver.errors",

@@ -22,7 +22,7 @@ from tsx_archiver.metadata.huggingface import GENERATION_HANDLER, HANDLER
 from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.onnx_file import data_files
-from tsx_archiver.metadata.python_file import HANDLER as PYTHON_FILE
+from tsx_archiver.metadata.tabular import HANDLER as TABULAR_HANDLER
 from tsx_archiver.names import (
     DEFAULT_VERSION,
     MANIFEST_PATH,
@@ -32,6 +32,7 @@ from tsx_archiver.names import (
     shown,
     similar_file,
 )
+from tsx_archiver.python_file import HANDLER as PYTHON_FILE
 
 BUILTIN_HANDLERS = (
     "base_handler",
@@ -47,6 +48,7 @@ BUILTIN_HANDLERS = (
     HANDLER,
     GENERATION_HANDLER,
     PYTHON_FILE,
+    TABULAR_HANDLER,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}

@@ -15,11 +15,13 @@ from tsx_archiver.containers.zip import directory_size
 from tsx_archiver.errors import InputMissing
 from tsx_archiver.limits import MIB
 from tsx_archiver.metadata.onnx_file import Onnx, detect_onnx
+from tsx_archiver.metadata.tabular import SKOPS_SCHEMA, TabularKind, detect_table_model
 from tsx_archiver.names import shown
 
-Kind: TypeAlias = Literal[
-    "eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"
-]
+Kind: TypeAlias = (
+    Literal["eager", "torchscript", "exported", "aotinductor", "onnx", "safetensors", "unknown"]
+    | TabularKind
+)
 
 _LEGACY_TORCH = bytes.fromhex("80028a0a6cfc9c46f9206aa850192e")
 _MAX_DIRECTORY = 256 * MIB
@@ -99,6 +101,9 @@ def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
         return _describe_legacy(file, path, size)
     if _LEGACY_TORCH.startswith(head):
         return _broken_file(path, size, "is truncated; copy or download it again")
+    placeholder = _placeholder_problem(head)
+    if not placeholder and (kind := detect_table_model(head, path.suffix)):
+        return ModelFile(path, kind, size)
     if (
         len(head) >= 9
         and head[8:9] == b"{"
@@ -112,9 +117,9 @@ def describe_model_stream(file: BinaryIO, path: Path) -> ModelFile:
         return _broken_file(
             path, size, "begins as an ONNX model but is truncated; copy or download it again"
         )
-    if placeholder := _placeholder_problem(head):
+    if placeholder:
         return _broken_file(path, size, placeholder)
-    return _unknown_file(path, size, _foreign_problem(head))
+    return _unknown_file(path, size, _foreign_problem(head, path.suffix.lower()))
 
 
 def _unknown_file(path: Path, size: int, problem: str) -> ModelFile:
@@ -135,7 +140,7 @@ def _placeholder_problem(head: bytes) -> str | None:
     return None
 
 
-def _foreign_problem(head: bytes) -> str:
+def _foreign_problem(head: bytes, suffix: str) -> str:
     if head.lstrip().startswith(b"<?xml"):
         return "is an XML file, perhaps a web page; download the file itself"
     if head.startswith(b"\x1f\x8b"):
@@ -147,9 +152,11 @@ def _foreign_problem(head: bytes) -> str:
             "is a pickle, but not one that torch.save wrote; save the model with"
             " torch.save(model.state_dict(), path)"
         )
+    if suffix == ".json":
+        return "does not begin as an XGBoost model does; write it by save_model, not by dump_model"
     return (
-        f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX"
-        " and safetensors files are supported"
+        f"is not a model file (it begins with {head[:8]!r}); torch.save, TorchScript, .pt2, ONNX,"
+        " safetensors, skops, XGBoost and LightGBM files are supported"
     )
 
 
@@ -205,6 +212,8 @@ def _zip_kind(
         return _unknown_file(
             path, size, "is a torch.package; save it with torch.export.save or as weights"
         )
+    if SKOPS_SCHEMA in names:
+        return ModelFile(path, "skops", size)
     if "data.pkl" in names:
         return _describe_eager(archive, f"{prefix}data.pkl", path, size)
     return _unknown_file(path, size, "is a zip file, but not one that torch writes")

@@ -49,10 +49,10 @@ def pack_files(
     as_json: bool,
 ) -> None:
     """Pack or check each file, or the model of the options if there are no files."""
-    if options.huggingface.trust_remote_code and not should_check:
+    if any(options.trust) and not should_check:
         raise UsageError(
-            "--trust-remote-code is for --check, which loads the model; who serves the archive"
-            " decides again"
+            "--trust-remote-code and --trust-pickle are for --check, which loads the model; who"
+            " serves the archive decides again"
         )
     classified = [(path, classify(path)) for path in files]
     kinds: list[tuple[Path, SourceKind]] = [
@@ -125,7 +125,7 @@ def _pack_or_check(
             Packed(str(path)),
             options.samples,
             tolerance,
-            trust_remote_code=options.huggingface.trust_remote_code,
+            trust=options.trust,
             quiet=quiet,
         )
     packed = pack(path, kind, options, quiet=quiet)
@@ -134,7 +134,7 @@ def _pack_or_check(
             packed,
             [],
             tolerance,
-            trust_remote_code=options.huggingface.trust_remote_code,
+            trust=options.trust,
             quiet=quiet,
         )
         if should_check

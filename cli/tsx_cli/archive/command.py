@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.archive.trust import TrustOptions, TrustPickle, TrustRemoteCode
 from tsx_cli.common.failure import CliError, for_all
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.lazy import DefaultGroup
@@ -17,7 +18,6 @@ from tsx_cli.common.options import (
     Handler,
     ModelFile,
     Task,
-    TrustRemoteCode,
 )
 
 
@@ -124,6 +124,7 @@ def pack_command(
     task: Task = None,
     adapters: Adapters = None,
     trust_remote_code: TrustRemoteCode = False,
+    trust_pickle: TrustPickle = False,
     force: Annotated[
         bool, typer.Option("--force", "-f", help="Overwrite an existing archive.")
     ] = False,
@@ -156,7 +157,8 @@ def pack_command(
         test_import and not should_check,
         test_import and should_check is None,
         tracking_uri,
-        HuggingFaceOptions(task, adapters or [], trust_remote_code),
+        HuggingFaceOptions(task, adapters or []),
+        TrustOptions(trust_remote_code, trust_pickle),
     )
     actions.pack_files(files or [], options, bool(should_check), tolerance, as_json)
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.limits import human
-from tsx_archiver.metadata.python_file import HANDLER
+from tsx_archiver.python_file import HANDLER
 from tsx_cli.archive.check import known_sample, send
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import DEFAULT_HANDLER

@@ -27,12 +27,10 @@ class HuggingFaceOptions:
     Attributes:
         task: The task.
         adapters: NAME=DIR of PEFT adapters.
-        trust_remote_code: Whether code in the model's directory may run.
     """
 
     task: str | None = None
     adapters: Sequence[str] = ()
-    trust_remote_code: bool = False
 
     @property
     def packing_options(self) -> str:

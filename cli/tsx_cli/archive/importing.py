@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, ModelConfig, load_model_config
-from tsx_archiver.metadata.python_file import MANIFEST_KEY
 from tsx_archiver.packing import PlannedMember, plan_archive
+from tsx_archiver.python_file import MANIFEST_KEY
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.common.failure import CliError
 from tsx_runtime.core.models.packages import INSTALL_HINT

@@ -21,8 +21,10 @@ from tsx_archiver import (
 from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY as MLFLOW_KEY
-from tsx_archiver.metadata.python_file import MANIFEST_KEY as PYTHON_KEY
+from tsx_archiver.metadata.tabular import HANDLER as TABULAR_HANDLER
+from tsx_archiver.metadata.tabular import PACKAGES
 from tsx_archiver.opening import MODEL_SUFFIXES
+from tsx_archiver.python_file import MANIFEST_KEY as PYTHON_KEY
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.inputs import INDEX_TO_NAME
 
@@ -34,6 +36,10 @@ KINDS = {
     "exported": "a program of torch.export",
     "aotinductor": "a package compiled by AOTInductor",
     "onnx": "ONNX",
+    "skops": "scikit-learn, by skops",
+    "pickle": "a pickle",
+    "xgboost": "XGBoost",
+    "lightgbm": "LightGBM",
     "unknown": "a file that only its handler knows",
 }
 # Handlers of TorchServe that tsx lacks.
@@ -81,12 +87,14 @@ def infer_spec(
             "name a model file; for a model without one, give --name and your own --handler or"
             " --model-file"
         )
-    handler = parts.handler or DEFAULT_HANDLER
+    handler, effect = parts.handler or DEFAULT_HANDLER, "tensors in, tensors out, as JSON"
     model_name = name or default_model_name(path or "")
     notes = []
     if path is not None:
         model = describe_model_file(path)
         check_model_file(model, parts, config_file)
+        if parts.handler is None and model.kind in PACKAGES:
+            handler, effect = TABULAR_HANDLER, "columns in, predictions out, as JSON"
         notes.append(f"{path.name}: {kind_text(model)}, {human(model.size)}")
         if model.problem is not None and path.suffix.lower() in MODEL_SUFFIXES:
             notes.append(
@@ -94,9 +102,7 @@ def infer_spec(
                 " to load it."
             )
     notes.append(f"name {model_name}, version {version or DEFAULT_VERSION}")
-    notes.append(
-        f"handler {handler}" + ("" if parts.handler else ": tensors in, tensors out, as JSON")
-    )
+    notes.append(f"handler {handler}" + ("" if parts.handler else f": {effect}"))
     if handler in UNSUPPORTED_HANDLERS:
         notes.append(
             f"note: TorchServe has {handler}, but this version of tsx does not, so it cannot serve"

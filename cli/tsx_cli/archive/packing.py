@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING
 from tsx_archiver import ArchiveSpec, Format, write_archive
 from tsx_archiver.inspecting import manifest_of
 from tsx_archiver.limits import human
-from tsx_archiver.metadata.python_file import MANIFEST_KEY as PYTHON_KEY
 from tsx_archiver.packing import check_config
 from tsx_archiver.progress import progress_bar
+from tsx_archiver.python_file import MANIFEST_KEY as PYTHON_KEY
 from tsx_archiver.writing import SUFFIXES, output_path
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
@@ -25,6 +25,7 @@ from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.python_file import python_file_spec
 from tsx_cli.archive.source import SourceKind
+from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
@@ -52,6 +53,7 @@ class PackingOptions:
     try_model: bool = True
     tracking_uri: str | None = None  # address of MLflow's server
     huggingface: HuggingFaceOptions = field(default_factory=HuggingFaceOptions)
+    trust: TrustOptions = NO_TRUST
 
     def given_packing_options(self) -> str:
         """Return the names of the given options that an existing archive cannot take."""
@@ -271,7 +273,7 @@ def check(
     samples: Sequence[Path],
     tolerance: float,
     *,
-    trust_remote_code: bool = False,
+    trust: TrustOptions = NO_TRUST,
     quiet: bool,
 ) -> Packed:
     """Check an archive with the given samples, or with its own.
@@ -283,10 +285,8 @@ def check(
     from tsx_cli.archive.check import check_archive  # a slow import
 
     settings, _ = read_settings(None)
-    if trust_remote_code:
-        settings = settings.model_copy(
-            update={"trust_remote_code": [manifest_of(Path(packed.archive)).model_name]}
-        )
+    if any(trust):
+        settings = trust.apply(settings, [manifest_of(Path(packed.archive)).model_name])
     with quiet_workers():
         result = check_archive(
             Path(packed.archive), list(sample_files(samples).values()), settings, tolerance

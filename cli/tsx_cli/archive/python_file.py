@@ -24,8 +24,8 @@ from tsx_archiver import (
     split_handler,
 )
 from tsx_archiver.metadata.keys import keys_of
-from tsx_archiver.metadata.python_file import HANDLER, PythonFileFacts
 from tsx_archiver.opening import DEFAULT_CONFIG
+from tsx_archiver.python_file import HANDLER, PythonFileFacts
 from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.common.failure import CliError
 

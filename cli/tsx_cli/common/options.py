@@ -73,10 +73,6 @@ Adapters = Annotated[
         ),
     ),
 ]
-TrustRemoteCode = Annotated[
-    bool,
-    typer.Option("--trust-remote-code", help="Let code that lies in a Hugging Face model run."),
-]
 InputOption = Annotated[
     str | None, typer.Option("--input", metavar="FILE", help="The same as the argument FILE.")
 ]

@@ -17,6 +17,7 @@ from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
 from tsx_cli.archive.python_file import one_model_each, python_file_spec, watched_files
 from tsx_cli.archive.source import SourceKind, classify
+from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.serve.server import run_server
 from tsx_runtime.core.placement.hardware import gpu_count
@@ -36,6 +37,7 @@ def serve_arguments(
     registration_options: Mapping[str, object],
     huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
     *,
+    trust: TrustOptions = NO_TRUST,
     replaces: bool = False,
     reload: bool = False,
 ) -> None:
@@ -47,6 +49,7 @@ def serve_arguments(
         parts: The handler and files of bare models.
         registration_options: Parameters of each registration; None means that one is not set.
         huggingface: The options of Hugging Face models.
+        trust: The kinds of code that may run in the models.
         replaces: Whether to take over the addresses of a running server.
         reload: Whether to load a model again when its files change.
     """
@@ -72,10 +75,10 @@ def serve_arguments(
             f"{huggingface.packing_options}: only directories of Hugging Face models, and models of the Hub,"
             " take that; remove it"
         )
-    if huggingface.trust_remote_code and not model_sources:
+    if any(trust) and not model_sources:
         raise UsageError(
-            "--trust-remote-code is for the models that are named; for others, name them in the"
-            " setting trust_remote_code"
+            "--trust-remote-code and --trust-pickle are for the models that are named; for others,"
+            " name them in the settings trust_remote_code and trust_pickle"
         )
     if reload and (not sources or len(model_sources) < len(sources)):
         raise UsageError(
@@ -102,17 +105,13 @@ def serve_arguments(
             options = replace(options, accepting=partial(reloading, models))
         else:
             starts = [build(stack) for build in builds] or models_from_settings(settings)
-        if huggingface.trust_remote_code:
-            # An optional feature.
-            from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
-
-            trusted_names = [
+        if any(trust):
+            names = [
                 start.order.model_name or manifest_of(start.path).model_name
                 for start in starts
                 if start.path is not None
             ]
-            trusted_names += HuggingFaceSettings.of(settings).trust_remote_code
-            settings = settings.model_copy(update={"trust_remote_code": trusted_names})
+            settings = trust.apply(settings, names)
         given_workflows = [
             start_workflow(path, name) for name, path, kind in sources if kind == "workflow"
         ]

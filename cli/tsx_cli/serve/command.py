@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from tsx_cli.archive.trust import TrustOptions, TrustPickle, TrustRemoteCode
 from tsx_cli.common.inputs import split_list
 from tsx_cli.common.options import (
     Adapters,
@@ -16,7 +17,6 @@ from tsx_cli.common.options import (
     Handler,
     ModelFile,
     Task,
-    TrustRemoteCode,
     read_settings,
 )
 
@@ -42,6 +42,7 @@ def serve_command(
     task: Task = None,
     adapters: Adapters = None,
     trust_remote_code: TrustRemoteCode = False,
+    trust_pickle: TrustPickle = False,
     model_store: Annotated[
         Path | None, typer.Option(help="Directory that models are registered from.")
     ] = None,
@@ -104,7 +105,7 @@ def serve_command(
     }
     parts, huggingface = (
         HandlerFiles(handler, model_file, split_list(extra_files)),
-        HuggingFaceOptions(task, adapters or [], trust_remote_code),
+        HuggingFaceOptions(task, adapters or []),
     )
     serve_arguments(
         models or [],
@@ -112,6 +113,7 @@ def serve_command(
         parts,
         registration_options,
         huggingface,
+        trust=TrustOptions(trust_remote_code, trust_pickle),
         replaces=replace,
         reload=reload,
     )

@@ -90,6 +90,35 @@ def test_torch_files_are_recognized_by_their_content(
     assert description.size == path.stat().st_size
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "kind"),
+    [
+        ("m.json", b'{"learner":{"attributes":{}}', "xgboost"),
+        ("m.json", b'{\n  "learner": {', "xgboost"),
+        ("m.ubj", b"{L\0\0\0\0\0\0\0\x07learner{L", "xgboost"),
+        ("m.txt", b"tree\nversion=v4\n", "lightgbm"),
+        ("m.joblib", b"x\x9c and so on", "pickle"),
+        ("m.pkl", b"\x80\x04K\x01.", "pickle"),
+        ("m.pth", b"\x80\x04K\x01.", "unknown"),
+        ("m.json", b'[{"nodeid": 0}]', "unknown"),
+        ("m.pkl", b"version https://git-lfs.github.com/spec/v1\n", "unknown"),
+    ],
+)
+def test_models_of_tables_are_recognized_by_their_first_bytes(
+    tmp_path: Path, name: str, content: bytes, kind: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    description = describe_model_file(tmp_path / name)
+    assert (description.kind, description.problem is None) == (kind, kind != "unknown")
+    if name == "m.json" and kind == "unknown":
+        assert "write it by save_model, not by dump_model" in str(description.problem)
+
+
+def test_a_file_of_skops_is_recognized_by_its_schema(tmp_path: Path) -> None:
+    path = make(tmp_path / "m.bin", "1.npy", "schema.json", prefix="")
+    assert describe_model_file(path).kind == "skops"
+
+
 @pytest.mark.parametrize("name", ["state.pth", "legacy.pth", "script.pt", "program.pt2"])
 def test_a_truncated_file_is_reported_as_truncated(
     torch_files: Path, tmp_path: Path, name: str

@@ -119,13 +119,13 @@ def test_options_that_do_not_apply_are_refused(
     for arguments, error in {
         "archive m.pt --task chat": "--task: only a Hugging Face model takes that, and m.pt is none",
         "archive m.mar --check --adapter a=lora": "is only checked; remove --adapter",
-        "archive tiny --trust-remote-code": "--trust-remote-code is for --check",
+        "archive tiny --trust-remote-code": "--trust-pickle are for --check",
         "archive tiny --adapter lora": "--adapter takes NAME=DIRECTORY",
         "archive tiny --adapter a=lora --adapter a=lora": "two adapters are called a",
         "archive tiny other/tiny --name x": "can name only one archive",
         "serve m.mar --task chat": "--task: only directories of Hugging Face models",
         "bench tiny": "'tiny' is a model of Hugging Face, and an archive is needed here",
-        "serve --trust-remote-code": "--trust-remote-code is for the models that are named",
+        "serve --trust-remote-code": "--trust-pickle are for the models that are named",
         "serve tiny --handler double.py": "apply to bare model files",
     }.items():
         result = run(arguments)

@@ -21,6 +21,8 @@ from tsx_archiver.metadata.forms import (
     parse_forms,
 )
 from tsx_archiver.metadata.huggingface import extras_of
+from tsx_archiver.metadata.tabular import EXTRA
+from tsx_archiver.metadata.tabular import HANDLER as TABULAR_HANDLER
 from tsx_archiver.storage.digest import content_digest
 from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import archive_limits
@@ -79,7 +81,7 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
     compiling_part = _compiling_part(inspection) or next(
         (f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), ""
     )
-    extras = extras_of(manifest.data)
+    extras = extras_of(manifest.data) + ((EXTRA,) if manifest.handler == TABULAR_HANDLER else ())
     return inspection, Facts(
         archive,
         sha256,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tsx_archiver import OpenArchive
-from tsx_archiver.metadata.python_file import HANDLER, read_facts
+from tsx_archiver.python_file import HANDLER, read_facts
 from tsx_runtime.core.models.plan import HandlerDefaults
 from tsx_runtime.feature import Feature
 

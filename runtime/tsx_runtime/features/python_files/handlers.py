@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tsx_archiver.metadata.python_file import HANDLER
+from tsx_archiver.python_file import HANDLER
 from tsx_runtime.worker.handler_api.loader import BuiltinHandler
 
 HANDLERS = {

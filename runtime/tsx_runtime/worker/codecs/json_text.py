@@ -9,6 +9,8 @@ import json
 import math
 from typing import Any
 
+from tsx_runtime.wire import JSON_HEADER
+
 # The values of `json_nan`. With LITERAL, NaN is written as in Python and TorchServe, which is not
 # valid JSON.
 NULL, STRING, LITERAL = ("null", "string", "literal")
@@ -18,6 +20,19 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 class JsonText(str):
     """Text that is JSON, and is sent with the content type of JSON."""
+
+
+class EncodedBody(bytes):
+    """A whole response, which is JSON unless `of` has made it with another content type."""
+
+    headers: bytes = JSON_HEADER
+
+    @classmethod
+    def of(cls, body: bytes, content_type: str) -> EncodedBody:
+        """Return a response with a content type."""
+        encoded = cls(body)
+        encoded.headers = b"content-type: %b\r\n" % content_type.encode()
+        return encoded
 
 
 class RelayedRows(JsonText):

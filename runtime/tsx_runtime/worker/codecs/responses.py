@@ -19,7 +19,7 @@ from tsx_runtime.errors import (
     error_body,
 )
 from tsx_runtime.wire import JSON_HEADER, Buffer
-from tsx_runtime.worker.codecs.json_text import NULL, JsonText, to_json
+from tsx_runtime.worker.codecs.json_text import NULL, EncodedBody, JsonText, to_json
 from tsx_runtime.worker.codecs.requests import json_fault
 from tsx_runtime.worker.codecs.v2_binary import TensorResponse
 from tsx_runtime.worker.exceptions import (
@@ -44,19 +44,6 @@ MAX_CAUSES = 10  # A limit, since the causes of an error may form a cycle.
 NEXT_PART_HEADER = "ts_stream_next"
 
 logger = logging.getLogger("tsx.worker")
-
-
-class EncodedBody(bytes):
-    """A whole response, which is JSON unless `of` has made it with another content type."""
-
-    headers: bytes = JSON_HEADER
-
-    @classmethod
-    def of(cls, body: bytes, content_type: str) -> EncodedBody:
-        """Return a response with a content type."""
-        encoded = cls(body)
-        encoded.headers = b"content-type: %b\r\n" % content_type.encode()
-        return encoded
 
 
 def encode_body(value: Any, nan: str = NULL) -> Buffer:

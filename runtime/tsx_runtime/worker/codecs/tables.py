@@ -38,6 +38,8 @@ def read_table(
 
     if is_json_table(body, content_type):
         return pandas.DataFrame(read_rows(body, content_type)[0])
+    if not body:
+        raise ValueError(f"The body is empty. {_JSON_ADVICE}")
     is_parquet = body.startswith(_PARQUET_START)
     try:
         if is_parquet:
@@ -92,13 +94,7 @@ def rows_of(document: Any) -> tuple[list[Any], bool]:
     if isinstance(document, dict):
         columns, rows = document.get("columns"), document.get("data")
         if not (isinstance(columns, list) and isinstance(rows, list)):
-            # A column of a row never is a list, so these are lists of the values of each column.
-            if not document or not all(isinstance(value, list) for value in document.values()):
-                return [document], True
-            columns, values = list(document), list(document.values())
-            if len(set(map(len, values))) > 1:
-                raise ValueError("The columns of the table differ in length.")
-            rows = [list(row) for row in zip(*values, strict=True)]
+            return [document], True
         for index, row in enumerate(rows):
             if not isinstance(row, list) or len(row) != len(columns):
                 raise ValueError(f"Row {index} of data is no list of {len(columns)} values.")

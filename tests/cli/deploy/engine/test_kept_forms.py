@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.deploying import FACTS, HANDLER, a_spec
 from tests.support.models import make_model
+from tsx_archiver import ArchiveSpec, write_archive
 from tsx_archiver.metadata.forms import FORMS_FILE, FormIndex, FormRecord
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.deploy.engine.facts import Facts, read_archive
@@ -75,6 +76,15 @@ def test_an_image_gets_the_extras_of_a_hugging_face_model() -> None:
     assert "[peft,transformers]" in image.files["Dockerfile"]
     assert "transformers==" in image.files["locked-transformers.txt"]
     assert "the image gets the extra transformers" in str(image.notes)
+
+
+def test_an_image_gets_the_extra_of_a_model_of_tables(tmp_path: Path) -> None:
+    (tmp_path / "trees.txt").write_text("tree\n")
+    table_spec = ArchiveSpec("trees", "tabular", serialized_file=tmp_path / "trees.txt")
+    _, model = read_archive(write_archive(table_spec, tmp_path))
+    image = recipe(spec(), replace(facts(), extras=model.extras), LOCAL)
+    for package in ("lightgbm", "skops", "xgboost"):
+        assert f"{package}==" in image.files["locked-tabular.txt"]
 
 
 def test_an_image_gets_the_extras_of_its_forms_with_a_note() -> None:

@@ -22,12 +22,13 @@ pytestmark = pytest.mark.anyio
         (HANDLER, None, "transformers"),
         (PYFUNC, None, "mlflow"),
         ("base_handler", "net.onnx", "onnx"),
+        ("tabular", "model.skops", "tabular"),
     ],
 )
 async def test_a_missing_extra_is_named_before_a_worker_starts(
     tmp_path, monkeypatch, handler, file, extra
 ):
-    missing_packages = {"transformers", "mlflow", "onnxruntime"}
+    missing_packages = {"transformers", "mlflow", "onnxruntime", "pandas"}
     monkeypatch.setattr(
         packages, "find_spec", lambda name: None if name in missing_packages else find_spec(name)
     )

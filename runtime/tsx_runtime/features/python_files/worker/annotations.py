@@ -22,7 +22,7 @@ from typing import Annotated, Any, NamedTuple
 from pydantic_core import core_schema
 from typing_extensions import NotRequired, TypedDict, is_typeddict
 
-from tsx_runtime.worker.codecs.responses import EncodedBody
+from tsx_runtime.worker.codecs.json_text import EncodedBody
 from tsx_runtime.worker.codecs.tables import read_table, records_of
 
 JSON = "application/json"

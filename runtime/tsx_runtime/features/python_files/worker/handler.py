@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from pydantic import PydanticSchemaGenerationError, PydanticUserError
 
 from tsx_archiver.metadata.manifest import Manifest
-from tsx_archiver.metadata.python_file import read_facts
+from tsx_archiver.python_file import read_facts
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
 from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
 from tsx_runtime.features.python_files.worker.writing import EVENTS, ResponseWriter, item_type
-from tsx_runtime.worker.codecs.responses import EncodedBody
+from tsx_runtime.worker.codecs.json_text import EncodedBody
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
 from tsx_runtime.worker.handler_api.context import Context

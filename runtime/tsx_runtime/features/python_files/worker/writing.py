@@ -12,8 +12,7 @@ from pydantic_core import to_json
 
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of
-from tsx_runtime.worker.codecs.json_text import LITERAL, NULL, STRING
-from tsx_runtime.worker.codecs.responses import EncodedBody
+from tsx_runtime.worker.codecs.json_text import LITERAL, NULL, STRING, EncodedBody
 from tsx_runtime.worker.codecs.v2_json import output_tensor
 from tsx_runtime.worker.handler_api.context import Context
 

@@ -13,6 +13,7 @@ from torch.utils._pytree import tree_map  # torch.export builds its results with
 
 from tsx_archiver import ArchiveError, describe_model_file
 from tsx_archiver.metadata.onnx_file import data_files
+from tsx_archiver.metadata.tabular import PACKAGES
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handlers.models.compiling import compile_ahead_of_time
 from tsx_runtime.worker.handlers.models.sharing import share_with_file
@@ -63,6 +64,10 @@ def load_model_file(
             "pt2 asks for aot_compile, which takes an exported program (torch.export.save): %s runs"
             " uncompiled",
             path.name,
+        )
+    if file.kind in PACKAGES:
+        raise LoadError(
+            f"{path.name} is no model of torch. Pack it without --handler, for the handler tabular."
         )
     if file.kind == "unknown":
         problem = file.problem or f"{path.name} is not a known kind of model."
