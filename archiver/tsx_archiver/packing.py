@@ -23,6 +23,7 @@ from tsx_archiver.metadata.manifest import CHECKSUMS_KEY, split_handler
 from tsx_archiver.metadata.mlmodel import PYFUNC, PYTORCH
 from tsx_archiver.metadata.onnx_file import data_files
 from tsx_archiver.metadata.python_file import HANDLER as PYTHON_FILE
+from tsx_archiver.metadata.python_file import LITSERVE
 from tsx_archiver.names import (
     DEFAULT_VERSION,
     MANIFEST_PATH,
@@ -47,6 +48,7 @@ BUILTIN_HANDLERS = (
     HANDLER,
     GENERATION_HANDLER,
     PYTHON_FILE,
+    LITSERVE,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}

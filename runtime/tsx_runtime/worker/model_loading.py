@@ -112,7 +112,8 @@ def load_model(order: LoadOrder) -> ServedModel:
         ),
         error_status=order["handler_error_status"],
         has_steps=has_steps,
-        is_builtin=type(entry.instance).__module__.startswith("tsx_runtime."),
+        is_builtin=type(entry.instance).__module__.startswith("tsx_runtime.")
+        and not getattr(entry.instance, "takes_repeated_fields", False),
         cost=_find_cost_function(loaded_handler) if order["max_batch_cost"] else None,
         max_cost=order["max_batch_cost"],
     )
