@@ -42,17 +42,26 @@ _INPUTS_TYPE = INPUTS.decode()
 _TENSORS_HEADER = f"\r\n{TENSORS_HEAD.decode()}: "
 
 
+class FileContent(bytearray):
+    """The content of a file in a form.
+
+    Attributes:
+        file_name: Its name on the client.
+    """
+
+    file_name = ""
+
+
 class FormPart(NamedTuple):
     """One field of a form."""
 
     name: str
     content_type: str | None
     value: bytearray
-    file_name: str | None
 
 
-# The inputs, and for each field of a form its content type, file name and repeated values. A
-# handler finds these in the header dict under the field's name.
+# The inputs, and for each field of a form its content type and repeated values. A handler finds
+# these in the header dict under the field's name.
 Row: TypeAlias = tuple[dict[str, Any], dict[str, dict[str, Any]] | None]
 
 
@@ -106,17 +115,13 @@ def _read_typed(query: str, content_type: str, body: Buffer, decode: bool) -> Ro
     media_type = media_type_of(content_type)
     if media_type == "multipart/form-data":
         fields = read_multipart(content_type, body)
-        parts |= {
-            name: {"content-type": kind} | ({} if file_name is None else {"filename": file_name})
-            for name, kind, _, file_name in fields
-            if kind is not None
-        }
+        parts |= {name: {"content-type": kind} for name, kind, _ in fields if kind is not None}
         _add_fields(
             inputs,
             parts,
             [
                 (name, decode_body(kind, value) if kind and decode else value)
-                for name, kind, value, _ in fields
+                for name, kind, value in fields
             ],
         )
     elif media_type == FORM_TYPE:
@@ -324,10 +329,9 @@ def _read_part(part: memoryview) -> FormPart:
     if content_type is None and b"filename" in options:
         content_type = b"application/octet-stream"
     media_type = None if content_type is None else content_type.decode("latin-1")
-    file_name = options.get(b"filename")
-    return FormPart(
-        name.decode("utf-8", "replace"),
-        media_type,
-        bytearray(part[blank_line.end() :]),
-        None if file_name is None else file_name.decode("utf-8", "replace"),
-    )
+    content = part[blank_line.end() :]
+    value = bytearray(content)
+    if b"filename" in options:
+        value = file = FileContent(content)
+        file.file_name = options[b"filename"].decode("utf-8", "replace")
+    return FormPart(name.decode("utf-8", "replace"), media_type, value)

@@ -25,6 +25,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.handler import PythonFileHandler, RequestBatch
 from tsx_runtime.features.python_files.worker.reading import BODY, RequestReader
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter
+from tsx_runtime.worker.codecs.requests import FileContent
 from tsx_runtime.worker.codecs.responses import EncodedBody
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
@@ -155,7 +156,11 @@ class LitServeReader(RequestReader):
                 ]
             )
         value = super().read(row, meta, parts)
-        return _file(value, next(iter(parts.values()), {})) if self._takes_file else value
+        if not self._takes_file:
+            return value
+        contents = (row.get(self._name), *row.values())
+        files = (content for content in contents if isinstance(content, FileContent))
+        return _file(next(files, value), parts.get(self._name, {}))
 
 
 class LitServeWriter(ResponseWriter):
@@ -214,15 +219,15 @@ def _refusal(error: HTTPException) -> JSONResponse:
     return JSONResponse({"detail": error.detail}, error.status_code, error.headers)
 
 
-def _field(value: Any, headers: Mapping[str, str]) -> Any:
-    """Return the value of a field of a form: a file if it has a file name, else a text."""
-    return _file(value, headers) if "filename" in headers else bytes(value).decode()
+def _field(value: Any, head: Mapping[str, str]) -> Any:
+    """Return the value of a field of a form, which is a file or a text."""
+    return _file(value, head) if isinstance(value, FileContent) else bytes(value).decode()
 
 
-def _file(content: bytes, headers: Mapping[str, str]) -> UploadFile:
+def _file(content: bytes | bytearray, head: Mapping[str, str]) -> UploadFile:
     return UploadFile(
         io.BytesIO(content),
         size=len(content),
-        filename=headers.get("filename"),
-        headers=Headers({"content-type": headers.get("content-type", "")}),
+        filename=content.file_name if isinstance(content, FileContent) else None,
+        headers=Headers({"content-type": head.get("content-type", "")}),
     )
