@@ -21,6 +21,7 @@ from python_multipart.multipart import parse_options_header
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
 from tsx_runtime.worker.codecs import v2_binary
+from tsx_runtime.worker.codecs.file_content import FileContent
 from tsx_runtime.worker.exceptions import InvalidInput
 
 logger = logging.getLogger("tsx.worker")
@@ -40,16 +41,6 @@ _NO_TYPE_ADVICE = (
 _INPUT_LENGTHS = struct.Struct("<IQ")
 _INPUTS_TYPE = INPUTS.decode()
 _TENSORS_HEADER = f"\r\n{TENSORS_HEAD.decode()}: "
-
-
-class FileContent(bytearray):
-    """The content of a file in a form.
-
-    Attributes:
-        file_name: Its name on the client.
-    """
-
-    file_name = ""
 
 
 class FormPart(NamedTuple):

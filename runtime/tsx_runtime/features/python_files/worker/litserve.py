@@ -25,7 +25,7 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.handler import PythonFileHandler, RequestBatch
 from tsx_runtime.features.python_files.worker.reading import BODY, RequestReader
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter
-from tsx_runtime.worker.codecs.requests import FileContent
+from tsx_runtime.worker.codecs.file_content import FileContent
 from tsx_runtime.worker.codecs.responses import EncodedBody
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
