@@ -33,6 +33,7 @@ from tsx_archiver.names import (
     similar_file,
 )
 from tsx_archiver.python_file import HANDLER as PYTHON_FILE
+from tsx_archiver.python_file import LITSERVE
 
 BUILTIN_HANDLERS = (
     "base_handler",
@@ -49,6 +50,7 @@ BUILTIN_HANDLERS = (
     GENERATION_HANDLER,
     PYTHON_FILE,
     TABULAR_HANDLER,
+    LITSERVE,
 )
 RUNTIMES = ("python", "python3", "LSP")
 _HANDLER_SUFFIX = {"LSP": ".so"}

@@ -25,8 +25,9 @@ from tsx_archiver import (
 )
 from tsx_archiver.metadata.keys import keys_of
 from tsx_archiver.opening import DEFAULT_CONFIG
-from tsx_archiver.python_file import HANDLER, PythonFileFacts
+from tsx_archiver.python_file import HANDLER, LITSERVE, PythonFileFacts
 from tsx_archiver.storage.private_directory import scratch_directory
+from tsx_cli.archive.litserve_file import NOT_LITSERVE, LitServeFacts, is_litserve, read_litserve
 from tsx_cli.common.failure import CliError
 
 if sys.version_info >= (3, 11):
@@ -55,6 +56,7 @@ class PythonModel(NamedTuple):
         is_batched: Whether the function takes a list of requests.
         is_async: Whether each request is a task of an event loop.
         settings: The keys of model-config.yaml that the file sets.
+        litserve: What the file says about a class of LitServe.
     """
 
     name: str
@@ -62,6 +64,7 @@ class PythonModel(NamedTuple):
     is_batched: bool
     is_async: bool
     settings: dict[str, Any]
+    litserve: LitServeFacts = NOT_LITSERVE
 
 
 def find_models(path: Path) -> list[PythonModel]:
@@ -84,7 +87,9 @@ def find_models(path: Path) -> list[PythonModel]:
         if name == (target or METHOD)
     ]
     models += [
-        _model(model_name(name), name, method, classes[name].body)
+        _litserve_model(source, classes[name])
+        if is_litserve(classes[name], classes)
+        else _model(model_name(name), name, method, classes[name].body)
         for name, method in methods.items()
         if method is not None
         and (name == target if target else not name.startswith("_") and name not in parents)
@@ -167,6 +172,12 @@ def python_file_spec(
     data = [path for module in code for path in _data_files(module, file.parent)]
     members = {member.relative_to(file.parent).as_posix(): member for member in [*code, *data]}
     config = _settings(file, config_file, script, model)
+    litserve = model.litserve
+    if unknown := set(litserve.unknown) - set(config.get("init_args") or ()):
+        raise CliError(
+            f"{model.target}: {', '.join(sorted(unknown))} must be written out where it is"
+            " constructed, since that code does not run; or set init_args in model-config.yaml"
+        )
     needed = script.get("dependencies", _installed(packages)) if requirements else []
     archive_name = name or model.name
     call = "batches of requests" if model.is_batched else "one request a call"
@@ -174,18 +185,23 @@ def python_file_spec(
         f"{file}: {model.target} is the model {archive_name}, version {version or DEFAULT_VERSION}; "
         + (f"{call}, asynchronous" if model.is_async else call)
     ]
+    if litserve.unused:
+        notes.append(f"note: LitServer's {', '.join(litserve.unused)} have no effect")
     notes += [f"files {', '.join(sorted(members))}"] if len(members) > 1 else []
     notes += [f"settings {json.dumps(config)}"] if config else []
     notes += [f"requirements {', '.join(needed)}"] if needed else []
     with scratch_directory("tsx-python-") as folder:
         (folder / DEFAULT_CONFIG).write_text(yaml.safe_dump(config))
         (folder / REQUIREMENTS).write_text("".join(f"{line}\n" for line in needed))
-        facts = PythonFileFacts(file.name, model.target, model.is_batched, model.is_async)
+        facts = PythonFileFacts(
+            *(file.name, model.target, model.is_batched, model.is_async),
+            attributes=litserve.attributes,
+        )
         yield (
             ArchiveSpec(
                 model_name=archive_name,
                 version=version or DEFAULT_VERSION,
-                handler=HANDLER,
+                handler=HANDLER if litserve is NOT_LITSERVE else LITSERVE,
                 files=members,
                 extra_files=extra_files,
                 config_file=folder / DEFAULT_CONFIG if config else None,
@@ -232,6 +248,18 @@ def _model(
     is_batched = parameters == [BATCH] and not function.args.kwonlyargs
     is_async = isinstance(function, ast.AsyncFunctionDef) and not is_batched
     return PythonModel(name, target, is_batched, is_async, _assigned_settings(statements))
+
+
+def _litserve_model(source: ast.Module, node: ast.ClassDef) -> PythonModel:
+    facts = read_litserve(source, node)
+    return PythonModel(
+        facts.name or model_name(node.name),
+        node.name,
+        "batchSize" in facts.settings,
+        facts.is_async,
+        _assigned_settings(node.body),
+        facts,
+    )
 
 
 def _assigned_settings(statements: Sequence[ast.stmt]) -> dict[str, Any]:
@@ -289,7 +317,10 @@ def _settings(
     keys = {_fold(key): key for key in keys_of(ModelConfig)}
     table = script.get("tool", {}).get("tsx", {})
     inline = {keys.get(_fold(key), key): value for key, value in table.items()}
-    merged = {**config, **inline, **model.settings}
+    defaults = model.litserve.settings
+    merged = {**defaults, **config, **inline, **model.settings}
+    if "init_args" in defaults:
+        merged["init_args"] = defaults["init_args"] | (merged["init_args"] or {})
     _, problems = parse_model_config(merged)
     if problems:
         raise CliError(f"the settings of {file} cannot be used: {'; '.join(problems)}")

@@ -21,6 +21,7 @@ from python_multipart.multipart import parse_options_header
 from tsx_runtime.errors import BadRequest, PredictionFailed
 from tsx_runtime.wire import INPUTS, TENSORS_HEAD, Buffer
 from tsx_runtime.worker.codecs import v2_binary
+from tsx_runtime.worker.codecs.file_content import FileContent
 from tsx_runtime.worker.exceptions import InvalidInput
 
 logger = logging.getLogger("tsx.worker")
@@ -319,6 +320,9 @@ def _read_part(part: memoryview) -> FormPart:
     if content_type is None and b"filename" in options:
         content_type = b"application/octet-stream"
     media_type = None if content_type is None else content_type.decode("latin-1")
-    return FormPart(
-        name.decode("utf-8", "replace"), media_type, bytearray(part[blank_line.end() :])
-    )
+    content = part[blank_line.end() :]
+    value = bytearray(content)
+    if b"filename" in options:
+        value = file = FileContent(content)
+        file.file_name = options[b"filename"].decode("utf-8", "replace")
+    return FormPart(name.decode("utf-8", "replace"), media_type, value)

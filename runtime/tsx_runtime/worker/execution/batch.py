@@ -80,7 +80,7 @@ class ServedModel(NamedTuple):
         thread_tuning: The tuning of the number of torch's threads; None to keep their number.
         has_steps: Whether the handler has steps whose time is measured
             (`step_times.measure_steps`).
-        is_builtin: Whether it is a handler of tsx, which accepts each field only once.
+        is_builtin: Whether it is a handler of tsx that accepts each field only once.
         cost: A function of the handler that returns a request's cost; None if costs are not
             limited.
         max_cost: The largest cost of a batch.

@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 from pydantic import PydanticSchemaGenerationError, PydanticUserError
 
 from tsx_archiver.metadata.manifest import Manifest
-from tsx_archiver.python_file import read_facts
+from tsx_archiver.python_file import PythonFileFacts, read_facts
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
 from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
-from tsx_runtime.features.python_files.worker.writing import EVENTS, ResponseWriter, item_type
+from tsx_runtime.features.python_files.worker.writing import ResponseWriter, item_type
 from tsx_runtime.worker.codecs.json_text import EncodedBody
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
@@ -101,7 +101,7 @@ class PythonFileHandler:
         target = getattr(module, facts.name, None)
         if target is None:
             raise LoadError(f"{facts.file} has no {facts.name}. Pack it again.")
-        self._owner = target() if inspect.isclass(target) else module
+        self._owner = self._construct(target, facts) if inspect.isclass(target) else module
         self._predict = getattr(self._owner, METHOD) if inspect.isclass(target) else target
         self._read_types(f"{facts.name}.{METHOD}" if inspect.isclass(target) else facts.name)
         self._is_async = inspect.isasyncgenfunction(self._predict) or inspect.iscoroutinefunction(
@@ -109,40 +109,29 @@ class PythonFileHandler:
         )
         if self._is_async:
             self.inference = self._inference_async  # type: ignore[method-assign]  # one of two
-        load = getattr(self._owner, "load", None)
-        loading = None if load is None else load(*[self.device][: _parameter_count(load)])
+        loading = self._load()
         if inspect.isawaitable(loading):
             return self._finish_loading(loading)
         self._apply_config()
         return None
+
+    def _construct(self, target: type, facts: PythonFileFacts) -> Any:
+        """Return an object of the class."""
+        return target()
+
+    def _load(self) -> Any:
+        """Load the model; return a coroutine if `load` is one."""
+        load = getattr(self._owner, "load", None)
+        return None if load is None else load(*[self.device][: _parameter_count(load)])
 
     async def _finish_loading(self, loading: Any) -> None:
         await loading
         self._apply_config()
 
     def _read_types(self, name: str) -> None:
-        """Prepare the reading of requests and the writing of results."""
+        """Prepare the reading of requests and the writing of results, and describe them."""
         try:
-            hints = typing.get_type_hints(self._predict, include_extras=True)
-            signature = inspect.signature(self._predict)
-            parameters = [
-                parameter.replace(annotation=hints.get(parameter.name, parameter.empty))
-                for parameter in signature.parameters.values()
-            ]
-            if not parameters or any(
-                parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-                for parameter in parameters
-            ):
-                raise LoadError(
-                    f"{name} must have one parameter for a request, or several with names;"
-                    f" it is {name}{signature}."
-                )
-            self._is_batched = [parameter.name for parameter in parameters] == [BATCH]
-            result = hints.get("return", inspect.Signature.empty)
-            streams = _is_generator(self._predict) or typing.get_origin(result) in _ITERATORS
-            self._reader = RequestReader(parameters, is_batched=self._is_batched)
-            result = item_type(result, is_batched=self._is_batched, streams=streams)
-            self._writer = ResponseWriter(result, name, nan=self._context.json_nan)
+            streams = self._prepare(name)
         except (NameError, TypeError, PydanticSchemaGenerationError, PydanticUserError) as error:
             raise LoadError(f"The annotations of {name} cannot be used: {error}") from error
         documentation = inspect.getdoc(self._predict) or inspect.getdoc(self._owner) or ""
@@ -151,10 +140,38 @@ class PythonFileHandler:
             "output": self._writer.schema,
             "description": documentation,
             "content_types": ["application/json", *self._reader.upload_types],
-            "output_type": EVENTS if streams else self._writer.content_type,
+            "output_type": self._writer.stream_type if streams else self._writer.content_type,
             "streams": streams,
             "example": example_of(self._reader.schema),
         }
+
+    def _prepare(self, name: str) -> bool:
+        """Prepare the reading of requests and the writing of results.
+
+        Returns:
+            Whether a response is a stream.
+        """
+        hints = typing.get_type_hints(self._predict, include_extras=True)
+        signature = inspect.signature(self._predict)
+        parameters = [
+            parameter.replace(annotation=hints.get(parameter.name, parameter.empty))
+            for parameter in signature.parameters.values()
+        ]
+        if not parameters or any(
+            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            for parameter in parameters
+        ):
+            raise LoadError(
+                f"{name} must have one parameter for a request, or several with names;"
+                f" it is {name}{signature}."
+            )
+        self._is_batched = [parameter.name for parameter in parameters] == [BATCH]
+        result = hints.get("return", inspect.Signature.empty)
+        streams = _is_generator(self._predict) or typing.get_origin(result) in _ITERATORS
+        self._reader = RequestReader(parameters, is_batched=self._is_batched)
+        result = item_type(result, is_batched=self._is_batched, streams=streams)
+        self._writer = ResponseWriter(result, name, nan=self._context.json_nan)
+        return streams
 
     def _apply_config(self) -> None:
         """Apply `precision`, `forms` and `pt2` of the configuration to the model."""
@@ -283,7 +300,7 @@ class PythonFileHandler:
         """Return a function that sends a part of a stream; of a batch, a list of parts."""
         write = self._writer.write_event
         for position in positions:
-            context.set_response_content_type(position, EVENTS)
+            context.set_response_content_type(position, self._writer.stream_type)
 
         def send(part: Any) -> None:
             parts = part if self._is_batched else [part]

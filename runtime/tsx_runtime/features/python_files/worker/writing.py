@@ -27,7 +27,10 @@ class ResponseWriter:
     Attributes:
         schema: The JSON schema of a result, or of a part of a stream.
         content_type: The content type of a response.
+        stream_type: The content type of a stream.
     """
+
+    stream_type = EVENTS
 
     def __init__(self, annotation: Any, name: str, *, nan: str) -> None:
         """Prepare the writing of results of a type.
@@ -121,9 +124,9 @@ class ResponseWriter:
     def _to_json(self, value: Any) -> bytes:
         try:
             if self._adapter is not None and self._nan == NULL:
-                return self._adapter.dump_json(value)
+                return self._adapter.dump_json(value, by_alias=True)
             if self._adapter is not None:
-                value = self._adapter.dump_python(value, mode="json")
+                value = self._adapter.dump_python(value, mode="json", by_alias=True)
             return to_json(value, inf_nan_mode=_INF_NAN_MODES[self._nan], fallback=_plain)
         except (ValueError, TypeError, RecursionError) as error:
             raise PredictionFailed(f"The result of {self._name} is not JSON: {error}") from error
