@@ -54,8 +54,9 @@ class RequestReader:
         annotation, codec = _request_type(parameters, is_batched=is_batched)
         if annotation is not None:
             adapter: TypeAdapter[Any] = TypeAdapter(annotation)
-            self._validator = adapter.validator
             self.schema = adapter.json_schema(mode="validation")
+            # The schema is made first, which builds a validator that pydantic has deferred.
+            self._validator = adapter.validator
             _add_defaults(self.schema, parameters)
         root = resolve(self.schema, self.schema)
         self._properties = root.get("properties", {})

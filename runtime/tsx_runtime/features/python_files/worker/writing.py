@@ -46,8 +46,9 @@ class ResponseWriter:
         self._serializer: Any = None
         if annotation not in (inspect.Signature.empty, Any):
             adapter: TypeAdapter[Any] = TypeAdapter(adapt(annotation))
-            self._validator, self._serializer = adapter.validator, adapter.serializer
             self.schema = adapter.json_schema(mode="serialization")
+            # The schema is made first, which builds a validator that pydantic has deferred.
+            self._validator, self._serializer = adapter.validator, adapter.serializer
         if self._codec is not None and self._codec.encode is not None:
             self.content_type = self._codec.upload_types[0].replace("*", "png")
         elif annotation is str:
