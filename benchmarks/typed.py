@@ -112,7 +112,8 @@ def compare(options: argparse.Namespace, noise: machine.Noise) -> Iterator[str]:
                 yield f"left out: {name}: {error}"
         body = directory / "body"
         body.write_bytes(BODY)
-        yield f"{'connections':>11}  {'server':24}{'requests/s':>11}{'p50 ms':>8}{'p99 ms':>8}{'cpu us':>8}  tsx"
+        columns = f"{'requests/s':>11}{'p50 ms':>8}{'p99 ms':>8}{'cpu us':>8}"
+        yield f"{'connections':>11}  {'server':24}{columns}  tsx"
         for connections in map(int, options.connections.split(",")):
             yield from compare_at(connections, contenders, body, options, noise)
 
