@@ -195,7 +195,7 @@ def serving(setting: Setting, directory: Path) -> Iterator[tuple[servers.Server,
             "TMPDIR": str(directory),
         }
         with servers.running(
-            command, directory, servers.foreign_environment() | variables, "mosec", patience=5
+            command, directory, servers.foreign_environment() | variables, "mosec", grace_s=5
         ) as process:
             yield servers.Server("Mosec", process, f"http://127.0.0.1:{port}", ""), "/inference"
         return

@@ -1,5 +1,5 @@
 local file = assert(io.open(os.getenv("BODY"), "rb"))
 wrk.method = "POST"
 wrk.body = file:read("*a")
-wrk.headers["Content-Type"] = "application/octet-stream"
+wrk.headers["Content-Type"] = os.getenv("CONTENT_TYPE") or "application/octet-stream"
 file:close()

@@ -37,8 +37,9 @@ class Server(NamedTuple):
         *,
         management: bool = False,
         method: str | None = None,
+        content_type: str = "application/octet-stream",
     ) -> bytes:
-        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
+        headers = {} if body is None else {"Content-Type": content_type}
         request = urllib.request.Request(
             (self.management if management else self.inference) + path, body, headers, method=method
         )
@@ -182,7 +183,7 @@ def running(
     name: str,
     grace_s: float = 20,
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a process; kill what is left of it and its children `patience` seconds after SIGTERM."""
+    """Run a process; kill what is left of it and its children `grace_s` seconds after SIGTERM."""
     log = directory / f"{name}.log"
     with log.open("wb") as output:
         process = subprocess.Popen(
@@ -205,12 +206,14 @@ def running(
             process.wait()
 
 
-def first_answer(server: Server, path: str, body: bytes | None) -> bytes:
+def first_answer(
+    server: Server, path: str, body: bytes | None, content_type: str = "application/octet-stream"
+) -> bytes:
     """Return the first response; repeat the request until the server and the model are ready."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while True:
         try:
-            return server.call(path, body)
+            return server.call(path, body, content_type=content_type)
         except OSError as error:
             may_retry = not isinstance(error, urllib.error.HTTPError) or error.code in (404, 503)
             if not may_retry or server.process.poll() is not None or time.monotonic() > deadline:

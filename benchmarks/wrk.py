@@ -11,6 +11,7 @@ from typing import NamedTuple
 SCRIPT = Path(__file__).with_name("post.lua")
 UNITS = {"us": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4}
 RESPONSE_TIMEOUT_S = 10
+BYTES = "application/octet-stream"
 
 
 class Round(NamedTuple):
@@ -24,7 +25,9 @@ class NotAnswered(RuntimeError):
     """A response was not 2xx, or a connection failed, so the round does not measure speed."""
 
 
-def load(url: str, connections: int, seconds: float, body: Path) -> Round:
+def load(
+    url: str, connections: int, seconds: float, body: Path, content_type: str = BYTES
+) -> Round:
     """Measure a round of load.
 
     Raises:
@@ -41,9 +44,8 @@ def load(url: str, connections: int, seconds: float, body: Path) -> Round:
         str(SCRIPT),
         url,
     ]
-    finished = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=os.environ | {"BODY": str(body)}
-    )
+    variables = os.environ | {"BODY": str(body), "CONTENT_TYPE": content_type}
+    finished = subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
     if finished.returncode:
         raise NotAnswered(finished.stderr.strip() or finished.stdout.strip())
     return parse(finished.stdout)

@@ -23,6 +23,8 @@ REQUIREMENTS: dict[str, tuple[str, ...]] = {
     ),
     "Mosec": ("mosec==0.9.8", *MODEL_REQUIREMENTS),
     "LitServe": ("litserve==0.2.19", *MODEL_REQUIREMENTS),
+    "LitServe_typed": ("litserve==0.2.19",),
+    "FastAPI": ("fastapi", "uvicorn[standard]"),
     "LitServe_texts": ("litserve==0.2.19", "torch", "transformers", "sentence-transformers"),
     "archiver": ("torch-model-archiver==0.12.0",),
 }

@@ -150,7 +150,7 @@ def start_python_peer(
         "BENCHMARK_MODEL": str(model),
         "TMPDIR": str(directory),
     }
-    with servers.running(command, directory, variables, name.lower(), patience=5) as process:
+    with servers.running(command, directory, variables, name.lower(), grace_s=5) as process:
         yield servers.Server(name, process, f"http://127.0.0.1:{port}", "")
 
 

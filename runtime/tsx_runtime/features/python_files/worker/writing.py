@@ -44,10 +44,14 @@ class ResponseWriter:
         self.content_type = JSON
         self._name, self._nan = name, nan
         self._codec = codec_of(annotation)
-        self._adapter: TypeAdapter[Any] | None = None
+        # Their methods take half the time of those of the TypeAdapter.
+        self._validator: Any = None
+        self._serializer: Any = None
         if annotation not in (inspect.Signature.empty, Any):
-            self._adapter = TypeAdapter(adapt(annotation))
-            self.schema = self._adapter.json_schema(mode="serialization")
+            adapter: TypeAdapter[Any] = TypeAdapter(adapt(annotation))
+            self.schema = adapter.json_schema(mode="serialization")
+            # The schema is made first, which builds a validator that pydantic has deferred.
+            self._validator, self._serializer = adapter.validator, adapter.serializer
         if self._codec is not None and self._codec.encode is not None:
             self.content_type = self._codec.upload_types[0].replace("*", "png")
         elif annotation is str:
@@ -64,7 +68,7 @@ class ResponseWriter:
             return EncodedBody.of(value.encode(), "text/plain; charset=utf-8")
         if self._codec is not None and self._codec.encode is not None:
             return self._codec.encode(value)
-        if self._adapter is None and isinstance(value, bytes | bytearray):
+        if self._validator is None and isinstance(value, bytes | bytearray):
             return value
         return EncodedBody(self._to_json(value))
 
@@ -109,10 +113,10 @@ class ResponseWriter:
         }
 
     def _check(self, value: Any) -> Any:
-        if self._adapter is None:
+        if self._validator is None:
             return value
         try:
-            return self._adapter.validate_python(value)
+            return self._validator.validate_python(value)
         except ValidationError as error:
             fault = error.errors(include_url=False, include_input=False)[0]
             location = ".".join(map(str, fault["loc"]))
@@ -123,10 +127,11 @@ class ResponseWriter:
 
     def _to_json(self, value: Any) -> bytes:
         try:
-            if self._adapter is not None and self._nan == NULL:
-                return self._adapter.dump_json(value, by_alias=True)
-            if self._adapter is not None:
-                value = self._adapter.dump_python(value, mode="json", by_alias=True)
+            if self._serializer is not None and self._nan == NULL:
+                json_body: bytes = self._serializer.to_json(value, by_alias=True)
+                return json_body
+            if self._serializer is not None:
+                value = self._serializer.to_python(value, mode="json", by_alias=True)
             return to_json(value, inf_nan_mode=_INF_NAN_MODES[self._nan], fallback=_plain)
         except (ValueError, TypeError, RecursionError) as error:
             raise PredictionFailed(f"The result of {self._name} is not JSON: {error}") from error
