@@ -31,7 +31,7 @@ from benchmarks import machine, servers, wrk
 from benchmarks.peers import environments
 from benchmarks.peers.field import Contender
 from benchmarks.peers.measure import Point
-from tsx_archiver.metadata.python_file import HANDLER, PythonFileFacts
+from tsx_archiver.python_file import HANDLER, PythonFileFacts
 from tsx_runtime.wire import Item
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import ServedModel, answer_batch

@@ -381,13 +381,9 @@ class Context:
         state = self._state()
         return state.metas[state.local(idx)].partition(_NODE)[2].partition("\r\n")[0]
 
-    def heads(self) -> list[str]:
-        """Return the head of each request as text, as in `wire.request_meta`."""
-        return self._state().metas
-
-    def parts(self) -> Mapping[int, Any]:
-        """Return the headers of forms' fields, or the requested tensors, by position."""
-        return self._state().parts or {}
+    def state(self) -> BatchState:
+        """Return the state of this thread's batch."""
+        return self._state()
 
     def keep_parameters(self, idx: int, body: Any) -> None:
         """Store the `parameters` of a body, since the handler gets only its rows."""

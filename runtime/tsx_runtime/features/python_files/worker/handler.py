@@ -5,7 +5,14 @@ from __future__ import annotations
 import inspect
 import json
 import typing
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterator,
+    Mapping,
+)
 from contextlib import aclosing, closing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,13 +28,14 @@ from tsx_runtime.features.python_files.worker.writing import ResponseWriter, ite
 from tsx_runtime.worker.codecs.json_text import EncodedBody
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
-from tsx_runtime.worker.handler_api.context import Context
+from tsx_runtime.worker.handler_api.context import BatchState, Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 
 METHOD, BATCH = "predict", "batch"
 UNPROCESSABLE = 422
 _ITERATORS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
 
+NO_PARTS: Mapping[str, Any] = {}
 STREAMED = object()  # the result of a request whose response was streamed
 
 
@@ -39,12 +47,14 @@ class RequestBatch(NamedTuple):
         values: Their values.
         responses: The responses of the batch so far, which are those of invalid requests.
         tensor_ids: The ids of requests of the Open Inference Protocol in JSON, by position.
+        parts: The headers of forms' fields, or the requested tensors, by position.
     """
 
     positions: list[int]
     values: list[Any]
     responses: list[Any]
     tensor_ids: dict[int, str | None]
+    parts: Mapping[int, Any]
 
 
 class PythonFileHandler:
@@ -108,7 +118,7 @@ class PythonFileHandler:
             self._predict
         )
         if self._is_async:
-            self.inference = self._inference_async  # type: ignore[method-assign]  # one of two
+            self._run = self._run_async  # type: ignore[method-assign]  # one of two
         loading = self._load()
         if inspect.isawaitable(loading):
             return self._finish_loading(loading)
@@ -189,35 +199,37 @@ class PythonFileHandler:
 
     def handle(self, data: list[Any], context: Context) -> Any:
         """Return the responses to a batch; for an asynchronous function, a coroutine."""
-        head = context.heads()[0]
-        if ": True\r\n" in head and len(data) == 1:  # A quick check before the headers are parsed.
+        state = context.state()
+        # A quick check before the headers are parsed.
+        if len(data) == 1 and ": True\r\n" in state.metas[0]:
             if context.get_request_header(0, "describe") == "True":
                 return [self.signature]
             if context.get_request_header(0, "explain") == "True":
                 raise InvalidInput(f"{context.model_name} has no explanations, only predictions.")
-        call = self.preprocess(data, context)
-        results = self.inference(call, context)
+        call = self._read(data, state, context)
+        results = self._run(call, context)
         if self._is_async:
             return self._finish(call, results, context)
-        return self.postprocess(call, results, context)
+        return self._write(call, results, context)
 
     async def _finish(self, call: RequestBatch, results: Any, context: Context) -> list[Any]:
-        return self.postprocess(call, await results, context)
+        return self._write(call, await results, context)
 
-    # The three steps, whose times are measured.
-
-    def preprocess(self, data: list[Any], context: Context) -> RequestBatch:
+    def _read(self, data: list[Any], state: BatchState, context: Context) -> RequestBatch:
         """Read the requests, and make the responses to invalid ones."""
-        call = RequestBatch([], [], [None] * len(data), {})
-        positions, values, responses, _ = call
-        heads, parts, read = context.heads(), context.parts(), self._reader.read
+        positions: list[int] = []
+        values: list[Any] = []
+        responses: list[Any] = [None] * len(data)
+        metas, parts = state.metas, state.parts or {}
+        call = RequestBatch(positions, values, responses, {}, parts)
+        read = self._reader.read
         for position, row in enumerate(data):
             try:
                 body = row.get("body") if type(row) is dict else None
                 if type(body) is bytearray and b'"datatype"' in body:
-                    value = self._read_tensors(row, heads[position], position, call)
+                    value = self._read_tensors(row, metas[position], position, call)
                 else:
-                    value = read(row, heads[position], parts.get(position, {}))
+                    value = read(row, metas[position], parts.get(position, NO_PARTS))
             except Invalid as error:
                 context.set_response_status(UNPROCESSABLE, idx=position)
                 responses[position] = EncodedBody(json.dumps({"detail": error.errors}).encode())
@@ -239,7 +251,7 @@ class PythonFileHandler:
         call.tensor_ids[position] = request_id if isinstance(request_id, str) else None
         return self._reader.read_tensors(tensors)
 
-    def inference(self, call: RequestBatch, context: Context) -> Any:
+    def _run(self, call: RequestBatch, context: Context) -> Any:
         """Return the results of the valid requests; STREAMED for a response that was streamed."""
         try:
             if not self._is_batched:
@@ -257,7 +269,7 @@ class PythonFileHandler:
         except Exception as error:
             raise _with_status(error) from error
 
-    async def _inference_async(self, call: RequestBatch, context: Context) -> Any:
+    async def _run_async(self, call: RequestBatch, context: Context) -> Any:
         try:
             if not self._is_batched:
                 return [
@@ -309,17 +321,17 @@ class PythonFileHandler:
 
         return send
 
-    def postprocess(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
+    def _write(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
         """Return the responses of the batch."""
-        write, parts = self._writer.write, context.parts()
+        write, has_tensors = self._writer.write, call.tensor_ids or call.parts
         for position, result in zip(call.positions, results, strict=True):
             try:
                 if result is STREAMED:
                     response: Any = b""
-                elif position in call.tensor_ids:
+                elif has_tensors and position in call.tensor_ids:
                     request_id = call.tensor_ids[position]
                     response = self._writer.write_tensors(result, context, request_id)
-                elif isinstance(parts.get(position), OutputRequest):
+                elif has_tensors and isinstance(call.parts.get(position), OutputRequest):
                     response = self._writer.as_arrays(result)
                 else:
                     response = write(result)
@@ -334,6 +346,8 @@ class PythonFileHandler:
         Raises:
             PredictionFailed: There is not one result for each request.
         """
+        if type(results) is list and len(results) == expected:
+            return results
         is_sequence = hasattr(results, "__len__") and not isinstance(results, str | bytes | dict)
         if not is_sequence or len(results) != expected:
             length = f" of length {len(results)}" if is_sequence else ""

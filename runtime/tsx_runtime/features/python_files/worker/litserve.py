@@ -122,12 +122,12 @@ class LitServeHandler(PythonFileHandler):
                 raise
             return [_refusal(error)]
 
-    def postprocess(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
+    def _write(self, call: RequestBatch, results: list[Any], context: Context) -> list[Any]:
         """Return the responses of the batch, with the statuses of responses of Starlette."""
         for position, result in zip(call.positions, results, strict=True):
             if isinstance(result, Response):
                 context.set_response_status(result.status_code, idx=position)
-        return super().postprocess(call, results, context)
+        return super()._write(call, results, context)
 
 
 class LitServeReader(RequestReader):

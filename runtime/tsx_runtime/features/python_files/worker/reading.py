@@ -87,7 +87,10 @@ class RequestReader:
             if type(row) is not dict:
                 return self._read_whole(row, meta)
             if len(row) == 1 and BODY in row:
-                return self._read_whole(row[BODY], meta)
+                body = row[BODY]
+                if self._is_json and type(body) is bytearray:  # a quick path for most requests
+                    return self._validator.validate_json(body)
+                return self._read_whole(body, meta)
             if self._validator is None:
                 return row
             return self._read_fields(row, meta, parts)
