@@ -92,7 +92,6 @@ class ModelVersion:
         self._check_workers(plan.min_workers)
         self._environment = environment
         self._closed = False
-        self._signature: ModelSignature | None = None
         self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
         self.dispatcher = self._make_dispatcher()
@@ -243,9 +242,7 @@ class ModelVersion:
     @property
     def signature(self) -> ModelSignature | None:
         """The types of requests and responses; None before a worker has reported them."""
-        signatures = (worker.signature for worker in self.workers)
-        self._signature = next(filter(None, signatures), self._signature)
-        return self._signature
+        return self._supervision.signature
 
     @property
     def forms(self) -> Counter[str]:

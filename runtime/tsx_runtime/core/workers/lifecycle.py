@@ -36,6 +36,7 @@ from tsx_runtime.core.workers.instance import (
     was_out_of_memory,
 )
 from tsx_runtime.core.workers.launch import Launch
+from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
@@ -84,6 +85,7 @@ class SupervisionConfig:
     # The last logged form, and the reasons against other forms.
     logged_form: tuple[str, ...] = ()
     load_seconds: float | None = None  # duration of the last load
+    signature: ModelSignature | None = None  # reported by the last load
     # Whether a worker is being replaced. Only one is at a time, to limit the additional memory.
     is_replacing: bool = False
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -214,6 +216,7 @@ class WorkerLifecycle:
         self._worker.given_up = self._config.must_load = False
         self._config.logged_failure = None
         self._config.load_seconds = instance.load_seconds
+        self._config.signature = instance.signature
         self._config.set_state(self._worker, WorkerState.READY)
         ready = "%s: worker %s (pid %s) is ready on %s after %.2f s"
         logger.info(
