@@ -18,9 +18,10 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
 from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
 from tsx_runtime.features.python_files.worker.writing import EVENTS, ResponseWriter, item_type
+from tsx_runtime.worker.codecs.json_text import JsonText
 from tsx_runtime.worker.codecs.responses import EncodedBody
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
-from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, PredictionException
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 
@@ -60,6 +61,7 @@ class PythonFileHandler:
     """
 
     takes_raw_bodies = takes_repeated_fields = True
+    own_envelopes = ("body", "kservev2")  # They change nothing.
 
     def __init__(self) -> None:
         self.device = "cpu"
@@ -126,8 +128,10 @@ class PythonFileHandler:
                 parameter.replace(annotation=hints.get(parameter.name, parameter.empty))
                 for parameter in signature.parameters.values()
             ]
+            kinds = inspect.Parameter
+            refused = kinds.POSITIONAL_ONLY if len(parameters) > 1 else kinds.KEYWORD_ONLY
             if not parameters or any(
-                parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+                parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD, refused)
                 for parameter in parameters
             ):
                 raise LoadError(
@@ -190,7 +194,9 @@ class PythonFileHandler:
         """Read the requests, and make the responses to invalid ones."""
         call = RequestBatch([], [], [None] * len(data), {})
         positions, values, responses, _ = call
-        heads, parts, read = context.heads(), context.parts(), self._reader.read
+        parts, read, faults = context.parts(), self._reader.read, dict[int, str]()
+        # A request may have any number of rows in an envelope.
+        heads = [""] * len(data) if context.envelope else context.heads()
         for position, row in enumerate(data):
             try:
                 body = row.get("body") if type(row) is dict else None
@@ -199,11 +205,15 @@ class PythonFileHandler:
                 else:
                     value = read(row, heads[position], parts.get(position, {}))
             except Invalid as error:
-                context.set_response_status(UNPROCESSABLE, idx=position)
-                responses[position] = EncodedBody(json.dumps({"detail": error.errors}).encode())
+                faults[position] = json.dumps({"detail": error.errors})
                 continue
             positions.append(position)
             values.append(value)
+        if faults and context.envelope:
+            raise BadRows(faults, UNPROCESSABLE)
+        for position, fault in faults.items():
+            context.set_response_status(UNPROCESSABLE, idx=position)
+            responses[position] = EncodedBody(fault.encode())
         return call
 
     def _read_tensors(self, row: Any, head: str, position: int, call: RequestBatch) -> Any:
@@ -295,6 +305,8 @@ class PythonFileHandler:
         for position, result in zip(call.positions, results, strict=True):
             if result is STREAMED:
                 response: Any = b""
+            elif context.envelope:
+                response = JsonText(self._writer.write_json(result).decode())
             elif position in call.tensor_ids:
                 request_id = call.tensor_ids[position]
                 response = self._writer.write_tensors(result, context, request_id)
