@@ -220,7 +220,7 @@ class Members:
         if not path.is_dir():
             self.add(planned_file(path.name, path), str(path))
             return
-        for file in _walk(path, frozenset()):
+        for file in files_below(path):
             self.add(planned_file(file.relative_to(path).as_posix(), file), str(file))
 
     def sorted(self) -> list[PlannedMember]:
@@ -317,7 +317,7 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
             )
 
 
-def _walk(directory: Path, parents: frozenset[str]) -> Iterator[Path]:
+def files_below(directory: Path, parents: frozenset[str] = frozenset()) -> Iterator[Path]:
     """Yield every file below a directory; links are followed, but not to a parent directory."""
     real_path = os.path.realpath(directory)
     if real_path in parents:
@@ -328,7 +328,7 @@ def _walk(directory: Path, parents: frozenset[str]) -> Iterator[Path]:
         if not path.is_dir():
             yield path
         elif path.name not in _SKIPPED_DIRECTORIES:
-            yield from _walk(path, parents | {real_path})
+            yield from files_below(path, parents | {real_path})
 
 
 def planned_file(name: str, path: Path) -> PlannedMember:

@@ -30,7 +30,8 @@ class PythonFileFacts(NamedTuple):
     attributes: Mapping[str, Any] = {}
 
     def as_manifest(self) -> dict[str, Any]:
-        return {MANIFEST_KEY: self._asdict()}
+        fields = self._asdict()
+        return {MANIFEST_KEY: {name: fields[name] for name in fields if fields[name] != {}}}
 
 
 def read_facts(manifest: Manifest) -> PythonFileFacts:

@@ -78,7 +78,7 @@ def _check_names(kinds: Sequence[tuple[Path, SourceKind]], name: str | None) -> 
     """Refuse two files that would become one archive."""
     if name is not None and len(kinds) > 1:
         raise UsageError(
-            f"--name {name} can name only one archive, but {len(kinds)} files are given"
+            f"--name {name} can name only one archive, but {len(kinds)} models are given"
         )
     paths_by_name: dict[str, Path] = {}
     for path, kind in kinds:

@@ -156,7 +156,8 @@ def check_model_file(
     if model.path.suffix == ".py":
         code = shlex.quote(str(model.path))
         raise UsageError(
-            f"{model.path} is Python code, not a trained model. To pack weights with it: tsx"
+            f"{model.path} is Python code, not a trained model, and has no function or method"
+            " `predict`. To pack weights with it: tsx"
             f" archive WEIGHTS --model-file {code}. To pack it as a handler: tsx archive --name"
             f" {default_model_name(model.path)} --handler {code}"
         )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
 import sys
+import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import metadata
-from modulefinder import ModuleFinder
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -19,12 +21,15 @@ from tsx_archiver import (
     DEFAULT_VERSION,
     ArchiveSpec,
     ModelConfig,
+    default_model_name,
     load_yaml_file,
     parse_model_config,
     split_handler,
 )
 from tsx_archiver.metadata.keys import keys_of
+from tsx_archiver.names import MANIFEST_PATH
 from tsx_archiver.opening import DEFAULT_CONFIG
+from tsx_archiver.packing import extra_paths, files_below
 from tsx_archiver.python_file import HANDLER, LITSERVE, PythonFileFacts
 from tsx_archiver.storage.private_directory import scratch_directory
 from tsx_cli.archive.litserve_file import NOT_LITSERVE, LitServeFacts, is_litserve, read_litserve
@@ -43,6 +48,8 @@ NO_MODEL = f"no class with a method {METHOD}, and no function {METHOD}; add one"
 _READERS = re.compile("Path|join|joinpath|with_name|from_pretrained|open|(load|read)\\w*")
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata
 _SCRIPT_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+_OWN_FILES = (DEFAULT_CONFIG, REQUIREMENTS, MANIFEST_PATH)  # An archive has its own ones.
+_MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 Function: TypeAlias = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -82,22 +89,22 @@ def find_models(path: Path) -> list[PythonModel]:
         base.id for node in classes.values() for base in node.bases if isinstance(base, ast.Name)
     }
     models = [
-        _model(name if name != METHOD else file.stem, name, node, source.body)
+        _model(file, name if name != METHOD else default_model_name(file), name, node, source.body)
         for name, node in functions.items()
         if name == (target or METHOD)
     ]
     models += [
-        _litserve_model(source, classes[name])
+        _litserve_model(file, source, classes[name])
         if is_litserve(classes[name], classes)
-        else _model(model_name(name), name, method, classes[name].body)
+        else _model(file, model_name(name), name, method, classes[name].body)
         for name, method in methods.items()
         if method is not None
         and (name == target if target else not name.startswith("_") and name not in parents)
     ]
     if target and not models:
         raise CliError(
-            f"{file} has no class {target} with a method {METHOD}, and no function {target}; name"
-            f" one of {', '.join([*functions, *classes]) or 'its classes'}"
+            f"{file} has neither a function {target} nor a class {target} with a method {METHOD}"
+            f" that is written there; it has {', '.join([*functions, *classes]) or 'none'}"
         )
     return models
 
@@ -152,7 +159,7 @@ def python_file_spec(
         path: FILE or FILE:NAME.
         name: The name of the model.
         version: The version of the model.
-        extra_files: Further files.
+        extra_files: Further files; those below the folder of the file keep their paths.
         config_file: A model-config.yaml, in place of the one beside the file.
         requirements: Whether to pack the requirements of the file.
 
@@ -171,6 +178,14 @@ def python_file_spec(
     code, packages = _imports(file)
     data = [path for module in code for path in _data_files(module, file.parent)]
     members = {member.relative_to(file.parent).as_posix(): member for member in [*code, *data]}
+    folder, other_files = file.parent.resolve(), list[Path]()
+    for extra in extra_paths(extra_files, None):
+        place = extra.parent.resolve() / extra.name
+        if not place.is_relative_to(folder):
+            other_files.append(extra)
+            continue
+        for member in files_below(place) if place.is_dir() else [place]:
+            members[member.relative_to(folder).as_posix()] = member
     config = _settings(file, config_file, script, model)
     litserve = model.litserve
     if unknown := set(litserve.unknown) - set(config.get("init_args") or ()):
@@ -178,7 +193,8 @@ def python_file_spec(
             f"{model.target}: {', '.join(sorted(unknown))} must be written out where it is"
             " constructed, since that code does not run; or set init_args in model-config.yaml"
         )
-    needed = script.get("dependencies", _installed(packages)) if requirements else []
+    needed = script.get("dependencies") if requirements else []
+    needed = _installed(packages) if needed is None else needed
     archive_name = name or model.name
     call = "batches of requests" if model.is_batched else "one request a call"
     notes = [
@@ -203,7 +219,7 @@ def python_file_spec(
                 version=version or DEFAULT_VERSION,
                 handler=HANDLER if litserve is NOT_LITSERVE else LITSERVE,
                 files=members,
-                extra_files=extra_files,
+                extra_files=other_files,
                 config_file=folder / DEFAULT_CONFIG if config else None,
                 requirements_file=folder / REQUIREMENTS if needed else None,
                 extra_manifest=facts.as_manifest(),
@@ -242,27 +258,30 @@ def _method(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Function
 
 
 def _model(
-    name: str, target: str, function: Function, statements: Sequence[ast.stmt]
+    file: Path, name: str, target: str, function: Function, statements: Sequence[ast.stmt]
 ) -> PythonModel:
-    parameters = [argument.arg for argument in function.args.args if argument.arg != "self"]
-    is_batched = parameters == [BATCH] and not function.args.kwonlyargs
+    arguments = function.args
+    parameters = [argument.arg for argument in (*arguments.posonlyargs, *arguments.args)]
+    is_static = any(ast.unparse(item) == "staticmethod" for item in function.decorator_list)
+    is_method = target != function.name and not is_static
+    is_batched = parameters[is_method:] == [BATCH] and not arguments.kwonlyargs
     is_async = isinstance(function, ast.AsyncFunctionDef) and not is_batched
-    return PythonModel(name, target, is_batched, is_async, _assigned_settings(statements))
+    return PythonModel(name, target, is_batched, is_async, _assigned_settings(file, statements))
 
 
-def _litserve_model(source: ast.Module, node: ast.ClassDef) -> PythonModel:
+def _litserve_model(file: Path, source: ast.Module, node: ast.ClassDef) -> PythonModel:
     facts = read_litserve(source, node)
     return PythonModel(
         facts.name or model_name(node.name),
         node.name,
         "batchSize" in facts.settings,
         facts.is_async,
-        _assigned_settings(node.body),
+        _assigned_settings(file, node.body),
         facts,
     )
 
 
-def _assigned_settings(statements: Sequence[ast.stmt]) -> dict[str, Any]:
+def _assigned_settings(file: Path, statements: Sequence[ast.stmt]) -> dict[str, Any]:
     """Return the settings that a class or a module assigns, by their keys in model-config.yaml.
 
     Names may be written as in Python: batch_size is batchSize.
@@ -283,8 +302,8 @@ def _assigned_settings(statements: Sequence[ast.stmt]) -> dict[str, Any]:
                     settings[key] = ast.literal_eval(value)
                 except (ValueError, TypeError):
                     raise CliError(
-                        f"line {statement.lineno}: `{ast.unparse(statement)}` sets {key}, so"
-                        " its value must be written out, such as 8; rename it if it is none"
+                        f"{file}, line {statement.lineno}: `{ast.unparse(statement)}` sets {key},"
+                        " so its value must be written out, such as 8; rename it if it is none"
                     ) from None
     return settings
 
@@ -295,16 +314,21 @@ def _fold(name: str) -> str:
 
 def _script_metadata(file: Path) -> dict[str, Any]:
     """Return the block `# /// script` of a file (PEP 723)."""
-    match = _SCRIPT_BLOCK.search(file.read_text(encoding="utf-8"))
-    if match is None:
-        return {}
+    with tokenize.open(file) as text:
+        blocks = [match["content"] for match in _SCRIPT_BLOCK.finditer(text.read())]
+    if len(blocks) > 1:
+        raise CliError(f"{file} has {len(blocks)} blocks `# /// script`; join them")
     lines = [
-        line[2:] if line.startswith("# ") else line[1:] for line in match["content"].splitlines()
+        line[2:] if line.startswith("# ") else line[1:] for line in "".join(blocks).splitlines()
     ]
     try:
-        return tomllib.loads("\n".join(lines))
+        script = tomllib.loads("\n".join(lines))
     except tomllib.TOMLDecodeError as error:
         raise CliError(f"{file}: the block `# /// script` is not TOML: {error}") from error
+    needed = script.get("dependencies", [])
+    if not isinstance(needed, list) or not all(isinstance(line, str) for line in needed):
+        raise CliError(f"{file}: `dependencies` in `# /// script` must be a list of texts")
+    return script
 
 
 def _settings(
@@ -314,8 +338,12 @@ def _settings(
     beside = file.parent / DEFAULT_CONFIG
     path = config_file or (beside if beside.is_file() else None)
     config = {} if path is None else load_yaml_file(path) or {}
+    tool = script.get("tool", {})
+    table = tool.get("tsx", {}) if isinstance(tool, dict) else tool
+    for mapping in (config, table):
+        if not isinstance(mapping, dict):
+            raise CliError(f"the settings of {file} must have keys, such as batchSize: {mapping!r}")
     keys = {_fold(key): key for key in keys_of(ModelConfig)}
-    table = script.get("tool", {}).get("tsx", {})
     inline = {keys.get(_fold(key), key): value for key, value in table.items()}
     defaults = model.litserve.settings
     merged = {**defaults, **config, **inline, **model.settings}
@@ -323,7 +351,8 @@ def _settings(
         merged["init_args"] = defaults["init_args"] | (merged["init_args"] or {})
     _, problems = parse_model_config(merged)
     if problems:
-        raise CliError(f"the settings of {file} cannot be used: {'; '.join(problems)}")
+        target = f"{model.target} in {file}"
+        raise CliError(f"the settings of {target} cannot be used: {'; '.join(problems)}")
     return merged
 
 
@@ -333,25 +362,36 @@ def _imports(file: Path) -> tuple[list[Path], set[str]]:
     Raises:
         CliError: A local module is not valid Python.
     """
-    _parse(file)
-    folder = file.parent.resolve()
-    finder = ModuleFinder([str(folder)])
-    try:
-        finder.run_script(str(file))
-    except SyntaxError as error:
-        raise CliError(
-            f"{error.filename}, line {error.lineno}: {error.msg}; it is imported by {file}"
-        ) from error
-    # Builtin modules have no file.
-    module_files = filter(None, (vars(module)["__file__"] for module in finder.modules.values()))
-    names = {Path(name).resolve() for name in module_files}
-    local = [
-        file.parent / name.relative_to(folder)
-        for name in sorted(names)
-        if name.is_relative_to(folder)
-    ]
-    packages = {name.partition(".")[0] for name in finder.badmodules}
-    return local, packages - set(sys.stdlib_module_names)
+    folder, files, others = file.parent, [file], set()
+    for path in files:  # It grows.
+        if path.suffix != ".py":
+            continue
+        package = path.relative_to(folder).parts[:-1]
+        for node in ast.walk(_parse(path)):
+            if isinstance(node, ast.Import):
+                names = [alias.name.split(".") for alias in node.names]
+            elif isinstance(node, ast.ImportFrom):
+                base = package[: len(package) + 1 - node.level] if node.level else ()
+                module = [*base, *filter(None, (node.module or "").split("."))]
+                names = [[*module, alias.name] for alias in node.names]
+            elif isinstance(node, ast.Call) and _function_name(node) == "import_module":
+                names = [text.split(".") for text in map(_text, node.args[:1]) if text]
+            else:
+                continue
+            for name in names:
+                local = list(_local_files(folder, name))
+                files += [found for found in local if found not in files]
+                if not local:
+                    others.add(name[0])
+    return files, others - set(sys.stdlib_module_names)
+
+
+def _local_files(folder: Path, module: Sequence[str]) -> Iterator[Path]:
+    """Yield the files in a folder of a module and of the packages that contain it."""
+    for depth in range(1, len(module) + 1):
+        path = folder.joinpath(*module[:depth])
+        names = [path / "__init__.py", *(Path(f"{path}{end}") for end in _MODULE_SUFFIXES)]
+        yield from [name for name in names if name.is_file()][:1]
 
 
 def _installed(modules: set[str]) -> list[str]:
@@ -364,7 +404,7 @@ def _installed(modules: set[str]) -> list[str]:
         for requirement in metadata.requires(DISTRIBUTION) or ()
         if "extra ==" not in requirement
     }
-    distributions = metadata.packages_distributions()
+    distributions = metadata.packages_distributions() if modules else {}
     names = {name for module in modules for name in distributions.get(module, ())}
     return sorted(
         f"{name}=={metadata.version(name).partition('+')[0]}"
@@ -381,27 +421,46 @@ def _normal(requirement: str) -> str:
 def _data_files(module: Path, folder: Path) -> Iterator[Path]:
     """Yield the files beside a Python file whose paths it has as texts, and so may open.
 
-    A directory must be an argument of a function that reads files, or an operand of `/`.
+    A directory must be an argument of a function that reads files, or an operand of `/`. Hidden
+    files, such as .env, are left out.
     """
-    texts, directories = set(), set()
+    bases, names, joined = {folder, module.parent}, set[str](), set[ast.AST]()
     for node in ast.walk(_parse(module)):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str):
-            texts.add(node.value)
-        elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
-            directories |= {getattr(side, "value", None) for side in (node.left, node.right)}
-        elif isinstance(node, ast.Call):
-            function = getattr(node.func, "attr", getattr(node.func, "id", ""))
-            if _READERS.fullmatch(function):
-                directories |= {getattr(argument, "value", None) for argument in node.args}
-    for text in sorted(texts):
-        if not text or "\0" in text or Path(text).is_absolute() or ".." in Path(text).parts:
+        parts = [] if node in joined else list(_path_parts(node))
+        name = "/".join(parts)
+        if any(os.path.isfile(base / name) for base in bases):  # noqa: PTH113  # Path.is_file raises for a long name.
+            names.add(name)
+            joined.update(ast.walk(node))
+        elif not isinstance(node, ast.Constant):
+            names.update(parts)
+    for name in names - {*_OWN_FILES}:
+        parts = list(Path(name).parts)
+        if not parts or Path(name).is_absolute() or any(part[0] == "." for part in parts):
             continue
-        path = folder / text
-        try:
-            is_directory = text in directories and path.is_dir() and path != folder
-            if path.is_file():
+        for path in (base / name for base in bases):
+            if os.path.isfile(path):  # noqa: PTH113
                 yield path
-            elif is_directory:
-                yield from (member for member in sorted(path.rglob("*")) if member.is_file())
-        except OSError:  # The text is too long for a name.
-            continue
+            elif os.path.isdir(path):  # noqa: PTH112
+                yield from files_below(path)
+
+
+def _path_parts(node: ast.AST) -> Iterator[str]:
+    """Yield the texts that an expression joins to a path, such as HERE / "labels" / "en.json"."""
+    children: Sequence[ast.AST] = ()
+    if text := _text(node):
+        yield text
+    elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        children = (node.left, node.right)
+    elif isinstance(node, ast.Call):
+        children = node.args if _READERS.fullmatch(_function_name(node)) else ()
+    for child in children:
+        yield from _path_parts(child)
+
+
+def _text(node: ast.AST) -> str:
+    value = node.value if isinstance(node, ast.Constant) else ""
+    return value if isinstance(value, str) else ""
+
+
+def _function_name(call: ast.Call) -> str:
+    return getattr(call.func, "attr", getattr(call.func, "id", ""))

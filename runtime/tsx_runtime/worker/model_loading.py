@@ -63,8 +63,10 @@ def load_model(order: LoadOrder) -> ServedModel:
     coroutines = Coroutines()
     loaded_handler = load_entry(order["handler"], model_dir, context, coroutines)
     entry = with_micro_batches(loaded_handler, context)
-    if order["envelope"]:
-        entry = _add_envelope(entry, order["envelope"], coroutines)
+    if context.envelope in getattr(entry.instance, "own_envelopes", ()):
+        context.envelope = ""
+    if context.envelope:
+        entry = _add_envelope(entry, context.envelope, coroutines)
     has_steps = step_times.measure_steps(entry.instance)
     for key, attributes, call in (
         # With a form, the precision applies only to the original model, which may be loaded later.
@@ -81,7 +83,7 @@ def load_model(order: LoadOrder) -> ServedModel:
                 entry.name,
                 call,
             )
-    if order["mode"] == "async" and order["envelope"]:
+    if order["mode"] == "async" and context.envelope:
         raise LoadError(
             "asyncCommunication and service_envelope exclude each other: requests would run one"
             " after the other. Remove one."
@@ -103,7 +105,7 @@ def load_model(order: LoadOrder) -> ServedModel:
         is_single_process=is_single_process,
         prediction_time=PredictionTime(metrics),
         version=order["model_version"],
-        has_tensor_envelope=order["envelope"] == "kservev2",
+        has_tensor_envelope=context.envelope == "kservev2",
         mode=order["mode"],
         thread_tuning=(
             make_tuning(order["threads"], is_tuning=is_batched)

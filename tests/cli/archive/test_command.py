@@ -145,7 +145,7 @@ def test_several_files_become_several_archives(run: Run) -> None:
         ("one.mar", "one"),
         ("two.mar", "two"),
     ]
-    assert "2 files are given" in run(f"{arguments} --name x").err
+    assert "2 models are given" in run(f"{arguments} --name x").err
     assert "would both be named digits" in run(NO_IMPORT, DIGITS / "digits.pt2").err
 
 

@@ -93,8 +93,6 @@ class ModelVersion:
         self._check_workers(plan.min_workers)
         self._environment = environment
         self._closed = False
-        # The types of requests and responses; None before a worker has reported them.
-        self.signature: ModelSignature | None = None
         self._loads_on_request = False  # whether a request may start a worker
         self.label = label = f'Model "{name}" [Version {version}]'
         self.dispatcher = self._make_dispatcher()
@@ -241,6 +239,11 @@ class ModelVersion:
         )
         waiting = self.pending if joins_running else self.in_flight - sum(map(len, running_batches))
         return waiting, len(running_batches), self.dispatcher.service_rate.rate
+
+    @property
+    def signature(self) -> ModelSignature | None:
+        """The types of requests and responses; None before a worker has reported them."""
+        return self._supervision.signature
 
     @property
     def forms(self) -> Counter[str]:
@@ -419,7 +422,6 @@ class ModelVersion:
                 if context := feature.loading(self, worker):
                     await stack.enter_async_context(context)
             yield
-            self.signature = worker.signature or self.signature
 
     def _sandbox(self, worker: Worker, program: Launch) -> Sandbox | None:
         sandboxes = [

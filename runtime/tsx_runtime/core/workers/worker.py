@@ -8,7 +8,6 @@ from datetime import datetime, timezone
 
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.core.workers.instance import ResourceUsage, WorkerInstance
-from tsx_runtime.core.workers.signature import ModelSignature
 from tsx_runtime.errors import TsxError
 
 
@@ -69,10 +68,6 @@ class Worker:
     @property
     def example(self) -> bool:
         return self.instance is not None and self.instance.example
-
-    @property
-    def signature(self) -> ModelSignature | None:
-        return self.instance.signature if self.instance else None
 
     @property
     def form(self) -> str | None:

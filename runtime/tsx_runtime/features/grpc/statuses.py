@@ -37,6 +37,7 @@ _CODES = {
     404: StatusCode.NOT_FOUND,
     409: StatusCode.ABORTED,
     413: StatusCode.RESOURCE_EXHAUSTED,
+    422: StatusCode.INVALID_ARGUMENT,
     429: StatusCode.RESOURCE_EXHAUSTED,
     499: StatusCode.CANCELLED,
     501: StatusCode.UNIMPLEMENTED,
@@ -88,10 +89,12 @@ def refusal(error: TsxError) -> Refusal:
 
 
 def worker_refusal(status: int, body: bytes) -> Refusal | None:
-    """Return the status for a worker's error JSON (`errors.error_body`).
+    """Return the status for a worker's error JSON (`errors.error_body`), or the errors of a field.
 
     None is returned for a response that the handler itself has written.
     """
+    if status == 422 and body.startswith(b'{"detail": ['):
+        return Refusal(code_for_status(status), details_text(body.decode()), status=status)
     error = read_error(body)
     if len(error) == 3 and error.get("code") == status and isinstance(error.get("type"), str):
         return Refusal(

@@ -278,13 +278,10 @@ def _run_import(description: str, import_module: Callable[[], Any]) -> Any:
             f"{description} does not import: {location} is not valid Python: {error.msg}."
         ) from error
     except ModuleNotFoundError as error:
-        raise LoadError(
-            f"{description} does not import: {error}. Install that module where tsx runs, or put"
-            " its file into the archive with --extra-files."
-        ) from error
+        raise LoadError(f"{description} does not import: {error}{_advice(error)}") from error
     except (Exception, SystemExit) as error:  # the boundary to a user's code
         raise LoadError(
-            f"{description} does not import: {describe_error(error)}{_missing_file_advice(error)}"
+            f"{description} does not import: {describe_error(error)}{_advice(error)}"
         ) from error
 
 
@@ -383,17 +380,22 @@ def _call_user_code(handler: str, function: Callable[[], Any], none_advice: str 
     except LoadError:
         raise
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the boundary to a user's code
-        advice = none_advice if "NoneType" in str(error) else _missing_file_advice(error)
+        advice = none_advice if "NoneType" in str(error) else _advice(error)
         raise LoadError(
             f"Handler {handler} could not load the model: {describe_error(error)}{advice}"
         ) from error
 
 
-def _missing_file_advice(error: BaseException) -> str:
-    """Return advice if the error is about a file that the archive lacks.
+def _advice(error: BaseException) -> str:
+    """Return advice if the error is about a module or a file that the archive lacks.
 
     Relative paths start at the model's directory, which is the working directory of a worker.
     """
+    if isinstance(error, ModuleNotFoundError):
+        return (
+            ". Install that module where tsx runs, or put its file into the archive with"
+            " --extra-files."
+        )
     root = own_modules.root
     if (
         root is None

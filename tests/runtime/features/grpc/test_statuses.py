@@ -39,6 +39,7 @@ from tsx_runtime.features.grpc.statuses import (
         (408, StatusCode.FAILED_PRECONDITION),
         (409, StatusCode.ABORTED),
         (413, StatusCode.RESOURCE_EXHAUSTED),
+        (422, StatusCode.INVALID_ARGUMENT),
         (429, StatusCode.RESOURCE_EXHAUSTED),
         (499, StatusCode.CANCELLED),
         (500, StatusCode.INTERNAL),
@@ -102,6 +103,14 @@ def test_only_the_workers_own_error_json_is_parsed_as_an_error() -> None:
         error_body(503, "X", "x" * MAX_PARSED_BYTES),
     ):
         assert worker_refusal(503, body) is None
+
+
+def test_validation_errors_end_a_call() -> None:
+    body = b'{"detail": [{"loc": ["body", "text"], "type": "missing"}]}'
+    invalid = worker_refusal(422, body)
+    assert invalid is not None
+    assert (invalid.code, invalid.details) == (StatusCode.INVALID_ARGUMENT, body.decode())
+    assert worker_refusal(422, b'{"detail": "of the handler"}') is None
 
 
 def test_metadata_become_headers_except_framing_and_multiline_ones() -> None:

@@ -42,13 +42,14 @@ def _example(schema: Mapping[str, Any], root: Mapping[str, Any], depth: int) -> 
         return {
             name: _example(field, root, depth - 1)
             for name, field in schema.get("properties", {}).items()
-            if depth and (name in required or "default" in field)
+            if depth and (name in required or ("default" in field and depth > MAX_DEPTH - 2))
         }
     if kind == "array":
         items = schema.get("prefixItems") or [schema.get("items", {})] * max(
             schema.get("minItems", 1), 1
         )
-        return [_example(item, root, depth - 1) for item in items] if depth else []
+        # An object has no fields at depth 0.
+        return [_example(item, root, depth - 1) for item in items] if depth > 1 else []
     if kind == "string":
         return _text(schema)
     if kind in ("number", "integer"):

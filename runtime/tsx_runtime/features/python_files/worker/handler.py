@@ -25,9 +25,9 @@ from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
 from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter, item_type
-from tsx_runtime.worker.codecs.json_text import EncodedBody
+from tsx_runtime.worker.codecs.json_text import EncodedBody, JsonText
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
-from tsx_runtime.worker.exceptions import InvalidInput, LoadError, PredictionException
+from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, PredictionException
 from tsx_runtime.worker.handler_api.context import BatchState, Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 
@@ -70,6 +70,7 @@ class PythonFileHandler:
     """
 
     takes_raw_bodies = takes_repeated_fields = True
+    own_envelopes = ("body", "kservev2")  # They change nothing.
 
     def __init__(self) -> None:
         self.device = "cpu"
@@ -167,8 +168,10 @@ class PythonFileHandler:
             parameter.replace(annotation=hints.get(parameter.name, parameter.empty))
             for parameter in signature.parameters.values()
         ]
+        kinds = inspect.Parameter
+        refused = kinds.POSITIONAL_ONLY if len(parameters) > 1 else kinds.KEYWORD_ONLY
         if not parameters or any(
-            parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+            parameter.kind in (kinds.VAR_POSITIONAL, kinds.VAR_KEYWORD, refused)
             for parameter in parameters
         ):
             raise LoadError(
@@ -220,7 +223,10 @@ class PythonFileHandler:
         positions: list[int] = []
         values: list[Any] = []
         responses: list[Any] = [None] * len(data)
+        faults: dict[int, str] = {}
         metas, parts = state.metas, state.parts or {}
+        if context.envelope:  # A request may have any number of rows in it.
+            metas, parts = [""] * len(data), {}
         call = RequestBatch(positions, values, responses, {}, parts)
         read = self._reader.read
         for position, row in enumerate(data):
@@ -231,11 +237,15 @@ class PythonFileHandler:
                 else:
                     value = read(row, metas[position], parts.get(position, NO_PARTS))
             except Invalid as error:
-                context.set_response_status(UNPROCESSABLE, idx=position)
-                responses[position] = EncodedBody(json.dumps({"detail": error.errors}).encode())
+                faults[position] = json.dumps({"detail": error.errors})
                 continue
             positions.append(position)
             values.append(value)
+        if faults and context.envelope:
+            raise BadRows(faults, UNPROCESSABLE)
+        for position, fault in faults.items():
+            context.set_response_status(UNPROCESSABLE, idx=position)
+            responses[position] = EncodedBody(fault.encode())
         return call
 
     def _read_tensors(self, row: Any, head: str, position: int, call: RequestBatch) -> Any:
@@ -328,6 +338,8 @@ class PythonFileHandler:
             try:
                 if result is STREAMED:
                     response: Any = b""
+                elif context.envelope:
+                    response = JsonText(self._writer.write_json(result).decode())
                 elif has_tensors and position in call.tensor_ids:
                     request_id = call.tensor_ids[position]
                     response = self._writer.write_tensors(result, context, request_id)

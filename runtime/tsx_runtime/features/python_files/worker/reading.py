@@ -142,9 +142,14 @@ class RequestReader:
                 message = f"Field required.{form_advice(dict(row))}"
                 raise Invalid([_error("missing", [self._name], message)])
             return self._read_whole(row[names[0]], meta if names[0] == BODY else "")
+        wholes = [name for name in WHOLE_NAMES if name in row and name not in self._properties]
+        if wholes and len(row) == 1:
+            return self._read_whole(row[wholes[0]], "")
         fields = dict(row)
         body = fields.pop(BODY) if BODY in row and BODY not in self._properties else None
-        if isinstance(body, bytes | bytearray) and body:
+        # The first of several tensors is also the body.
+        is_tensor = any(fields.get(name) is body for name in self._properties)
+        if isinstance(body, bytes | bytearray) and body and not is_tensor:
             if not self.has_several:
                 return self._read_whole(body, meta)
             fields = _OBJECT.validate_json(body) | fields
@@ -179,7 +184,9 @@ def _request_type(parameters: Sequence[inspect.Parameter], *, is_batched: bool) 
         kind.__pydantic_config__ = ConfigDict(extra="forbid")
         return kind, None
     annotation = parameters[0].annotation
-    if is_batched and annotation is not inspect.Parameter.empty:
+    if is_batched and annotation not in (inspect.Parameter.empty, Any):
+        if not issubclass(list, typing.get_origin(annotation) or annotation):
+            raise TypeError("the type of batch must be a list, such as list[str]")
         annotation = next(iter(typing.get_args(annotation)), Any)
     if annotation in (inspect.Parameter.empty, Any):
         return None, None
@@ -200,7 +207,7 @@ def resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, 
     for _ in range(MAX_ERRORS):  # References may form a cycle.
         alternatives = [
             alternative
-            for alternative in schema.get("anyOf", ())
+            for alternative in schema.get("anyOf", schema.get("oneOf", ()))
             if alternative.get("type") != "null"
         ]
         if "$ref" in schema:

@@ -76,6 +76,10 @@ class ResponseWriter:
             return value
         return EncodedBody(self._to_json(value))
 
+    def write_json(self, value: Any) -> bytes:
+        """Return a result as JSON, also text and images."""
+        return self._to_json(self._check(value))
+
     def write_event(self, value: Any) -> bytes:
         """Return a part of a stream as a server-sent event.
 
@@ -102,7 +106,7 @@ class ResponseWriter:
         """Return a result as the arrays of a response of the protocol's binary form."""
         import numpy as np  # Only requests in this form need it.
 
-        return {name: np.asarray(field) for name, field in self._fields(value).items()}
+        return {name: np.atleast_1d(field) for name, field in self._fields(value).items()}
 
     def _fields(self, value: Any) -> dict[str, Any]:
         """Return the fields of an object, or the only output; nested values become JSON."""

@@ -1,0 +1,215 @@
+"""Functions in the forms that Python allows, and types of pydantic, in a worker without a process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.served_model import a_context, a_served_model, answers_of
+from tsx_archiver import plan_archive
+from tsx_archiver.python_file import PythonFileFacts
+from tsx_cli.archive.directory import as_directory
+from tsx_cli.archive.python_file import find_models, python_file_spec
+from tsx_runtime.core.registry.standalone import open_model
+from tsx_runtime.features.python_files.worker.handler import PythonFileHandler
+from tsx_runtime.settings.schema import Settings
+from tsx_runtime.worker.codecs.envelopes import KServeEnvelope
+from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.handler_api.loader import Coroutines
+from tsx_runtime.worker.handler_api.metrics import Metrics
+
+METHOD = "class M:\n    {}\n    def predict(self, {}): return item"
+IMPORTS = """
+from datetime import date, datetime
+from enum import Enum
+from typing import Annotated, Generic, Literal, NamedTuple, Optional, TypeVar
+from pydantic import BaseModel, Field, RootModel
+import numpy as np
+T = TypeVar("T")
+class Node(BaseModel):
+    value: int
+    children: "list[Node]"
+    following: "Optional[Node]" = None
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(alias="livesLeft")
+class Dog(BaseModel):
+    kind: Literal["dog"]
+    name: str = "Rex"
+class Color(Enum):
+    RED = "red"
+class Box(BaseModel, Generic[T]):
+    item: T
+class Point(NamedTuple):
+    x: int
+    y: int = 2
+class Rows(RootModel[list[int]]): ...
+"""
+
+Load = Callable[..., PythonFileHandler]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Return a function that loads the model of a file, whose name must be new."""
+
+    def load(code: str, envelope: str = "") -> PythonFileHandler:
+        file = tmp_path / f"{tmp_path.name}.py"
+        file.write_text(code)
+        (model,) = find_models(file)
+        facts = PythonFileFacts(file.name, model.target, model.is_batched, model.is_async)
+        context = a_context(manifest=facts.as_manifest(), metrics=Metrics("m"))
+        context.system_properties["model_dir"] = str(tmp_path)
+        context.envelope = envelope
+        handler = PythonFileHandler()
+        Coroutines().finish(handler.initialize(context))
+        return handler
+
+    return load
+
+
+def ask(handler: PythonFileHandler, *requests: Any, handle: Any = None) -> list[tuple[int, Any]]:
+    """Return the status and the JSON of each request of a batch."""
+    model = a_served_model(handle or handler.handle, handler, context=handler._context)
+    bodies = [json.dumps(request).encode() for request in requests]
+    return [(status, json.loads(body)) for status, _, body in answers_of(model, *bodies)]
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "def predict(item: int, /): return item",
+        "def predict(item: int = 3): return item",
+        "async def predict(item): return item",
+        "class M:\n    def predict(this, batch: list[int], /): return batch",
+        "class M:\n    @staticmethod\n    def predict(batch: list[int]): return batch",
+        "class M:\n    @classmethod\n    async def predict(cls, batch: list[int]): return batch",
+        "from typing import Sequence\ndef predict(batch: Sequence[int]): return batch",
+        "def predict(batch: list): return batch",
+        "from typing import Any\nasync def predict(batch: Any): return batch",
+        "from __future__ import annotations\nclass M:\n    def predict(self, item: int): return item",
+        METHOD.format("def load(self, device, retries=3): self.x = device", "item: int"),
+        METHOD.format("async def load(self): self.x = 1", "item: int"),
+        METHOD.format("__slots__ = 'model'", "item: int"),
+        "from functools import cache\n@cache\ndef predict(item: int): return item",
+    ],
+)
+def test_a_function_has_any_form_with_one_parameter(load: Load, code: str) -> None:
+    assert ask(load(code), 4) == [(200, 4)]
+
+
+def test_parameters_may_be_keywords_with_defaults(load: Load) -> None:
+    handler = load("def predict(*, a: int, b: int = 2): return [a, b]")
+    assert ask(handler, {"a": 1}, {"a": 1, "b": 1})[:2] == [(200, [1, 2]), (200, [1, 1])]
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def predict(*args): ...", r"several with names; it is predict\(\*args\)"),
+        ("def predict(a, **more): ...", "several with names"),
+        ("def predict(): ...", "several with names"),
+        ("def predict(*, item: int): ...", "several with names"),
+        ("def predict(a: int, b: int, /): ...", "several with names"),
+        ("def predict(item: 'Nope'): ...", "'Nope' is not defined"),
+        ("class Own: ...\ndef predict(item: Own): ...", "Own"),
+        ("import numpy\ndef predict(batch: numpy.ndarray): ...", "must be a list"),
+        ("def predict(batch: int): ...", "must be a list"),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_the_load(
+    load: Load, code: str, reason: str
+) -> None:
+    with pytest.raises(LoadError, match=reason):
+        load(code)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        (METHOD.format("def load(self, device, more): ...", "item"), "'more'"),
+        (METHOD.format("def __init__(self, path): ...", "item"), "'path'"),
+    ],
+)
+def test_a_class_that_needs_more_arguments_does_not_load(
+    load: Load, code: str, reason: str
+) -> None:
+    with pytest.raises(TypeError, match=reason):
+        load(code)
+
+
+TYPES: dict[str, tuple[Any, Any]] = {
+    "Node": ({"value": 1, "children": [{"value": 2, "children": []}]}, {"value": 1}),
+    "Annotated[Cat | Dog, Field(discriminator='kind')]": (
+        {"kind": "cat", "livesLeft": 9},
+        {"kind": "cow"},
+    ),
+    "Cat": ({"kind": "cat", "livesLeft": 9}, {"kind": "cat", "lives": 9}),
+    "list[Color]": (["red"], ["blue"]),
+    "dict[str, datetime]": ({"a": "2026-01-31T12:00:00Z"}, {"a": "noon"}),
+    "Box[int]": ({"item": 1}, {"item": "a"}),
+    "Point": ([1, 2], ["a"]),
+    "Rows": ([1, 2], ["a"]),
+    "Optional[int]": (None, "a"),
+}
+
+
+@pytest.mark.parametrize("annotation", TYPES)
+def test_types_of_pydantic_are_read_written_and_have_an_example(
+    load: Load, annotation: str
+) -> None:
+    right, wrong = TYPES[annotation]
+    handler = load(f"{IMPORTS}def predict(batch: list[{annotation}]): return batch")
+    assert handler.signature is not None
+    accepted, refused, example = ask(handler, right, wrong, handler.signature["example"])
+    if isinstance(right, dict):
+        assert (accepted[0], accepted[1] | right) == (200, accepted[1] | right)
+    else:
+        assert accepted == (200, right)
+    assert refused[0] == 422
+    assert example[0] == 200
+
+
+def test_an_envelope_gives_the_instances_of_a_request(load: Load) -> None:
+    handler = load(
+        IMPORTS + "def predict(batch: list[Box[int]]) -> list[str]: return ['x'] * len(batch)",
+        envelope="kserve",
+    )
+    boxes = [{"item": number} for number in range(3)]
+    accepted, refused = ask(
+        handler,
+        {"instances": boxes},
+        {"instances": [*boxes, {"item": "a"}]},
+        handle=KServeEnvelope(handler.handle).handle,
+    )
+    assert accepted == (200, {"predictions": ["x", "x", "x"]})
+    assert refused[0] == 422
+    assert "int_parsing" in refused[1]["message"]
+
+
+def test_a_tensor_of_texts_is_a_field_by_its_name(load: Load) -> None:
+    """Call the handler as `row_of_tensors` does: the first tensor is also the body."""
+    handler = load("def predict(text: str, top: int = 1): return text * top")
+    text = bytearray(b"plain")
+    for row in ({"text": text, "body": text}, {"data": b'{"text": "plain"}'}):
+        assert handler._reader.read(row, "", {}) == {"text": "plain"}
+
+
+@pytest.mark.anyio
+@pytest.mark.usefixtures("processes")
+async def test_a_version_without_workers_has_the_signature_of_its_last_one(tmp_path: Path) -> None:
+    file = tmp_path / "lengths.py"
+    file.write_text("def predict(item: str) -> int: return len(item)")
+    with (
+        python_file_spec(file) as (spec, _),
+        as_directory(plan_archive(spec), copy=True) as directory,
+    ):
+        async with open_model(directory, Settings()) as version:
+            await version.scale(0, 0)
+            assert version.workers == []
+            assert version.signature is not None
+            assert version.signature.input == {"type": "string"}
