@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import json
 import runpy
 import shlex
 import sys
@@ -12,7 +13,7 @@ import pytest
 import yaml
 
 from tests.cli.conftest import Run
-from tsx_archiver.inspecting import manifest_of
+from tsx_archiver.inspecting import manifest_of, read_member
 from tsx_cli.init.command import class_name
 from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.handlers import base
@@ -59,6 +60,8 @@ def test_the_default_is_one_python_file_that_passes_the_check(
     checked = run(*archive[1:])
     assert checked.code == 0, checked.err
     assert manifest_of(Path(f"{predict[2]}.mar")).handler == "python_file"
+    example = read_member(Path(f"{predict[2]}.mar"), "samples/example.json", most=1000)
+    assert json.loads(example or b"") == {"row": [5.1, 3.5, 1.4, 0.2]}
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,8 @@ import yaml
 from tests.support.containers import run
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE
+from tsx_archiver import write_archive
+from tsx_cli.archive.python_file import python_file_spec
 
 COMPOSE = Path(sys.executable).parent / "podman-compose"
 MISSING = [name for name in ("podman", "debootstrap") if shutil.which(name) is None]
@@ -37,6 +39,13 @@ def handle(data, context):
         {load}
     time.sleep(float(data[0]["body"]))
     return ["{version}"] * len(data)
+"""
+PYTHON_FILE = """
+import time
+
+def predict(seconds: float) -> str:
+    time.sleep(seconds)
+    return "1.0"
 """
 LOADS, FAILS = "return None", "raise RuntimeError('no weights')"
 SIZES = ("import json; from tsx_runtime.shared.cores import cpu_count; from tsx_runtime.shared.memory import container_memory; "
@@ -60,7 +69,11 @@ class Deployment:
 
     def __init__(self, directory: Path, base: str, ports: list[int]) -> None:
         self.directory, self.ports = directory, ports
-        for version, load in (("1.0", LOADS), ("2.0", FAILS), ("3.0", LOADS)):
+        # One version is a Python file, and the others are TorchServe handlers.
+        (directory / "sleeper.py").write_text(PYTHON_FILE)
+        with python_file_spec(directory / "sleeper.py") as (spec, _):
+            write_archive(spec, directory).rename(directory / "1.0.mar")
+        for version, load in (("2.0", FAILS), ("3.0", LOADS)):
             handler = HANDLER.format(load=load, version=version)
             make_model(
                 directory / f"{version}.mar",

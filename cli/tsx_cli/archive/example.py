@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from tsx_archiver import BUILTIN_HANDLERS, ArchiveSpec, plan_archive
 from tsx_archiver.limits import human
 from tsx_archiver.python_file import HANDLER
-from tsx_cli.archive.check import known_sample, send
+from tsx_cli.archive.check import ModelSample, known_sample, send
 from tsx_cli.archive.directory import as_directory
 from tsx_cli.archive.model_file import DEFAULT_HANDLER
 from tsx_cli.common.client import error_text
@@ -43,10 +43,17 @@ NOT_ASKED = (
 
 
 class ModelTrial(NamedTuple):
-    """The result of a trial; `example` is the JSON of a generated request that succeeded."""
+    """The result of a trial.
+
+    Attributes:
+        example: The JSON of a generated request that succeeded.
+        notes: Notes for the user.
+        generated: The generated request that succeeded, also if it is not JSON.
+    """
 
     example: Any = None
     notes: tuple[str, ...] = ()
+    generated: ModelSample | None = None
 
 
 def try_model(spec: ArchiveSpec, settings: Settings) -> ModelTrial:
@@ -113,7 +120,8 @@ async def _ask(directory: Path, spec: ArchiveSpec, settings: Settings) -> ModelT
                 and sample.body.startswith(b"[[[")
                 and len(example or ()) == IMAGE_CHANNELS
             )
-            return ModelTrial(example, (IMAGE_NOTE,) if is_image else ())
+            notes = (IMAGE_NOTE,) if is_image else ()
+            return ModelTrial(example, notes, sample if is_generated else None)
         source = f"a generated request ({sample.content_type})" if is_generated else sample.name
         # The message of TorchScript begins with pages of its code; the last line is the reason.
         message = error_text(answer.body).strip().splitlines() or [""]

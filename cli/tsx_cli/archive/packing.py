@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from mimetypes import guess_extension
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,7 +32,7 @@ from tsx_cli.common.inputs import SAMPLES
 from tsx_cli.common.options import read_settings
 
 if TYPE_CHECKING:
-    from tsx_cli.archive.check import CheckResult
+    from tsx_cli.archive.check import CheckResult, ModelSample
 
 NOTHING_SENT = 3  # exit code for a model that loads, but has no sample to send
 
@@ -190,7 +191,11 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
     # A note means that the code cannot be imported here, so the model cannot be loaded either.
     if any(text.startswith("note: ") for text in import_notes):
         should_try = False
-    command, trial_notes = _try_model(spec) if should_try else (None, [])
+    command, trial_notes, generated = _try_model(spec) if should_try else (None, [], None)
+    if generated is not None and PYTHON_KEY in spec.extra_manifest:
+        # Other commands, such as `tsx bench`, read only the archive.
+        suffix = guess_extension(generated.content_type.partition(";")[0]) or ""
+        spec = replace(spec, contents={f"{SAMPLES}/example{suffix}": generated.body})
     _print_lines(trial_notes, quiet)
     notes += trial_notes
     warnings: list[str] = []
@@ -228,8 +233,12 @@ def _pack(spec: ArchiveSpec, notes: list[str], options: PackingOptions, *, quiet
     )
 
 
-def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
-    """Load the model and send it a request; return a working shell command, and notes."""
+def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str], ModelSample | None]:
+    """Load the model and send it a request.
+
+    Returns:
+        A working shell command, notes, and a generated request that the model has answered.
+    """
     # These modules are slow to import.
     from tsx_cli.archive.example import request_line, try_model
     from tsx_runtime.errors import SettingError
@@ -245,7 +254,7 @@ def _try_model(spec: ArchiveSpec) -> tuple[str | None, list[str]]:
         )
     except (SettingError, OSError):  # `tsx serve` reports an unusable certificate.
         command = None
-    return command, list(trial.notes)
+    return command, list(trial.notes), trial.generated
 
 
 @contextmanager
