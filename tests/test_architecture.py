@@ -65,7 +65,7 @@ WORKER_PARTS: dict[str, set[str]] = {
     "tsx_runtime.features.mlflow.worker": HANDLERS,
     "tsx_runtime.features.python_files.handlers": HANDLER_API,
     "tsx_runtime.features.python_files.worker": HANDLERS,
-    "tsx_runtime.features.tabular.worker": HANDLERS,
+    "tsx_runtime.features.tabular.worker": HANDLERS | {"tsx_runtime.features.python_files.worker"},
 }
 ARCHIVER_BASE = {
     "tsx_archiver.errors",

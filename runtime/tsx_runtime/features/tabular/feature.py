@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from importlib.util import find_spec
 from typing import Any
 
-from tsx_archiver import ArchiveError, OpenArchive, describe_model_file
-from tsx_archiver.metadata.tabular import EXTRA, HANDLER, PACKAGES
+from tsx_archiver import OpenArchive
+from tsx_archiver.metadata.tabular import EXTRA, HANDLER
 from tsx_runtime.core.models.plan import HandlerDefaults
 from tsx_runtime.feature import Feature
 from tsx_runtime.features.tabular.settings import TabularSettings
@@ -25,15 +24,9 @@ class TabularFeature(Feature):
     ) -> HandlerDefaults | None:
         if handler != HANDLER:
             return None
-        try:
-            file = describe_model_file(archive.directory / (archive.manifest.serialized_file or ""))
-        except ArchiveError:  # The handler says what is missing.
-            return HandlerDefaults()
-        packages = ("pandas", "sklearn", PACKAGES.get(file.kind, "pandas"))
-        missing = next((name for name in packages if find_spec(name) is None), "pandas")
         # Code that came with a model may mix the rows of a batch.
         limits = {} if name in self.named_models else {"batch_size": DEFAULT_BATCH_SIZE}
-        return HandlerDefaults(limits, package=(missing, EXTRA))
+        return HandlerDefaults(limits, package=("pandas", EXTRA))
 
     def handler_properties(self, model: str) -> Mapping[str, Any]:
         return {"trust_pickle": model in self.named_models}

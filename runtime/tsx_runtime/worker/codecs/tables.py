@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import io
-import json
 from typing import TYPE_CHECKING, Any
+
+from pydantic_core import from_json
 
 from tsx_runtime.worker.codecs.requests import is_json, media_type_of
 
@@ -12,22 +13,17 @@ if TYPE_CHECKING:
     import pandas
 
 CSV_TYPES = ("text/csv", "application/csv")
-TYPES = ("application/json", "text/csv", "application/vnd.apache.parquet")
-_PARQUET_START = b"PAR1"
-_JSON_ADVICE = (
-    'Send an object of columns and values, a list of such objects, a list of rows, or {"columns":'
-    ' [...], "data": [...]}.'
-)
+UPLOAD_TYPES = ("text/csv", "application/vnd.apache.parquet")
 
 
-def read_table(
+def read_document(
     body: bytes | bytearray, content_type: str | None, column_types: Any = None
-) -> pandas.DataFrame:
-    """Read a body as a table.
+) -> Any:
+    """Read a body as a data frame (CSV or Parquet), or as a JSON document.
 
     Args:
-        body: Parquet, which is known by its first bytes; JSON as `read_rows` takes it; or CSV whose
-            first line has the names of the columns.
+        body: Parquet, which is known by its first bytes; JSON; or CSV whose first line has the
+            names of the columns.
         content_type: The content type of the request, which decides between JSON and CSV.
         column_types: The `dtype` of `pandas.read_csv`; None if pandas chooses the types.
 
@@ -36,74 +32,60 @@ def read_table(
     """
     import pandas  # an extra, and slow to import
 
-    if is_json_table(body, content_type):
-        return pandas.DataFrame(read_rows(body, content_type)[0])
-    if not body:
-        raise ValueError(f"The body is empty. {_JSON_ADVICE}")
-    is_parquet = body.startswith(_PARQUET_START)
-    try:
-        if is_parquet:
-            return pandas.read_parquet(io.BytesIO(body))
-        return pandas.read_csv(io.BytesIO(body), dtype=column_types)
-    except ImportError as error:
-        raise ValueError(
-            "The server lacks pyarrow, which reads Parquet: pip install 'tsx-serve[parquet]'."
-        ) from error
-    except (ValueError, OSError) as error:
-        kind = "Parquet" if is_parquet else "CSV"
-        raise ValueError(f"The body cannot be read as {kind}: {error}") from error
-
-
-def is_json_table(body: bytes | bytearray, content_type: str | None) -> bool:
-    """Tell whether a body is JSON, by its content type or else by its first bytes."""
     media_type = media_type_of(content_type or "")
-    if body.startswith(_PARQUET_START) or media_type in CSV_TYPES:
-        return False
-    return media_type == "application/json" or is_json(body)
-
-
-def read_rows(
-    body: bytes | bytearray, content_type: str | None, column_types: Any = None
-) -> tuple[list[Any], bool]:
-    """Read a body as rows, and tell whether it is a single row without a table around it.
-
-    Each row of JSON is an object, or a list of values in the order of the columns. The arguments
-    are those of `read_table`.
-
-    Raises:
-        ValueError: The body is no table.
-    """
-    if not is_json_table(body, content_type):
-        return records_of(read_table(body, content_type, column_types)), False
     try:
-        return rows_of(json.loads(str(body, "utf-8-sig")))
-    except json.JSONDecodeError as error:
+        if body.startswith(b"PAR1"):
+            return pandas.read_parquet(io.BytesIO(body))
+        if media_type == "application/json" or (media_type not in CSV_TYPES and is_json(body)):
+            return from_json(body)
+        return pandas.read_csv(io.BytesIO(body), dtype=column_types)
+    except (ValueError, OSError, ImportError) as error:  # Parquet needs pyarrow.
         raise ValueError(
-            f"The body is not valid JSON: {error}. Send CSV with the content type text/csv."
+            f"The body is no JSON, CSV (content type text/csv) or Parquet: {error}."
         ) from error
-    except RecursionError as error:
-        raise ValueError("The JSON is nested too deeply for a table.") from error
 
 
-def rows_of(document: Any) -> tuple[list[Any], bool]:
-    """Return the rows of a JSON document, and whether it is a single row.
+def rows_of(document: Any) -> Any:
+    """Return the row or the list of rows of a data frame or a JSON document.
+
+    A row of JSON is an object, or a list of values in the order of the columns.
 
     Raises:
         ValueError: The document is no table.
     """
-    if isinstance(document, dict):
-        columns, rows = document.get("columns"), document.get("data")
-        if not (isinstance(columns, list) and isinstance(rows, list)):
-            return [document], True
-        for index, row in enumerate(rows):
-            if not isinstance(row, list) or len(row) != len(columns):
-                raise ValueError(f"Row {index} of data is no list of {len(columns)} values.")
-        return [dict(zip(map(str, columns), row, strict=True)) for row in rows], False
-    if isinstance(document, list):
-        kinds = {kind if kind in (dict, list) else None for kind in map(type, document)}
-        if len(kinds) <= 1:
-            return ([document], True) if kinds == {None} else (document, False)
-    raise ValueError(f"The JSON is no table. {_JSON_ADVICE}")
+    if hasattr(document, "to_dict"):
+        return records_of(document)
+    if isinstance(document, dict) and {"columns", "data"} <= document.keys():
+        try:
+            names = list(map(str, document["columns"]))
+            return [dict(zip(names, row, strict=True)) for row in document["data"]]
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"Each row of data needs a value for each column: {error}.") from error
+    if isinstance(document, dict | list):
+        return document
+    raise ValueError(
+        "The JSON is no table. Send an object of columns and values, a list of such objects, a"
+        ' list of rows, or {"columns": [...], "data": [...]}.'
+    )
+
+
+def is_table(rows: Any) -> bool:
+    """Tell whether the result of `rows_of` is a list of rows, and not a single row."""
+    return isinstance(rows, list) and {*map(type, rows)} in ({dict}, {list}, set())
+
+
+def frame_of(document: Any) -> pandas.DataFrame:
+    """Return a data frame, or a JSON document as one.
+
+    Raises:
+        ValueError: The document is no table.
+    """
+    import pandas
+
+    if isinstance(document, pandas.DataFrame):
+        return document
+    rows = rows_of(document)
+    return pandas.DataFrame(rows if is_table(rows) else [rows])
 
 
 def records_of(frame: pandas.DataFrame) -> list[dict[str, Any]]:

@@ -120,6 +120,7 @@ WRONG = [
     Case("model", {"json": []}, (["body"], "model_type")),
     Case("dataclass", {"json": {"x": "a"}}, (["body", "x"], "float_parsing")),
     Case("typed_row", {"json": {"age": 1}}, (["body", "name"], "missing")),
+    Case("typed_row", {"json": {"age": -1, "name": "b"}}, (["body", "age"], "greater_than_equal")),
     Case("str", {"json": 1}, (["body"], "string_type")),
     Case("str", {"data": {"other": "a", "second": "b"}}, (["body", "item"], "missing")),
     Case("int", {"json": 1.5}, (["body"], "int_from_float")),

@@ -30,7 +30,7 @@ class Point:
 
 
 class Row(TypedDict):
-    age: int
+    age: Annotated[int, Field(ge=0)]
     name: str
 
 

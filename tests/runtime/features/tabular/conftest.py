@@ -16,7 +16,6 @@ joblib = pytest.importorskip("joblib")
 from sklearn.compose import make_column_transformer  # noqa: E402  # after the check for skops
 from sklearn.datasets import load_iris  # noqa: E402
 from sklearn.ensemble import HistGradientBoostingClassifier, RandomForestClassifier  # noqa: E402
-from sklearn.feature_extraction.text import TfidfVectorizer  # noqa: E402
 from sklearn.impute import SimpleImputer  # noqa: E402
 from sklearn.linear_model import LinearRegression, LogisticRegression  # noqa: E402
 from sklearn.model_selection import GridSearchCV  # noqa: E402
@@ -70,14 +69,12 @@ def by_dtype() -> Any:
 @pytest.fixture(scope="session")
 def estimators() -> dict[str, Any]:
     table, species = iris()
-    texts, kinds = ["good", "bad", "fine good", "bad bad"], ["p", "n", "p", "n"]
     return {
         "forest": RandomForestClassifier(3, random_state=0).fit(table, np.array(SPECIES)[species]),
         "mixed": mixed(),
         "by_dtype": by_dtype(),
         "nameless": LinearRegression().fit(table.to_numpy(), species),
         "two": RandomForestClassifier(2, random_state=0).fit(table, np.c_[species, species > 1]),
-        "texts": make_pipeline(TfidfVectorizer(), LogisticRegression()).fit(texts, kinds),
         "scaler": StandardScaler().fit(table),
     }
 

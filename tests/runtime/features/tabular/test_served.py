@@ -17,6 +17,7 @@ pytest.importorskip("skops")
 from tests.runtime.features.tabular.conftest import SPECIES, iris
 
 
+@pytest.mark.nightly
 def test_many_clients_share_batches_and_wrong_rows_are_errors_of_clients(
     saved: Path, estimators: dict[str, Any], tmp_path: Path, user_environment: Mapping[str, str]
 ) -> None:

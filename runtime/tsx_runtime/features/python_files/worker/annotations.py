@@ -20,10 +20,10 @@ from operator import or_
 from typing import Annotated, Any, NamedTuple
 
 from pydantic_core import core_schema
-from typing_extensions import NotRequired, TypedDict, is_typeddict
+from typing_extensions import NotRequired, Required, TypedDict, is_typeddict
 
 from tsx_runtime.worker.codecs.json_text import EncodedBody
-from tsx_runtime.worker.codecs.tables import read_table, records_of
+from tsx_runtime.worker.codecs.tables import UPLOAD_TYPES, frame_of, read_document, records_of
 
 JSON = "application/json"
 BINARY: dict[str, Any] = {"type": "string", "contentEncoding": "base64"}
@@ -66,8 +66,10 @@ def adapt(annotation: Any) -> Any:
         return Annotated[annotation, codec]
     if is_typeddict(annotation):
         required = annotation.__required_keys__
-        hints = typing.get_type_hints(annotation, include_extras=False)
-        return typed_dict(annotation.__name__, hints, hints.keys() - required)
+        hints = typing.get_type_hints(annotation, include_extras=True)
+        kind = typed_dict(annotation.__name__, hints, hints.keys() - required)
+        kind.__pydantic_config__ = getattr(annotation, "__pydantic_config__", {})
+        return kind
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
     if origin is None or not arguments or origin is typing.Literal:
         return annotation
@@ -76,6 +78,8 @@ def adapt(annotation: Any) -> Any:
         parts = (adapt(arguments[0]), *arguments[1:])
         return annotated[parts]
     adapted = tuple(map(adapt, arguments))
+    if origin in (Required, NotRequired):
+        return adapted[0]
     if adapted == arguments:
         return annotation
     if origin in (typing.Union, types.UnionType):
@@ -205,11 +209,8 @@ def _encode_image(image: Any) -> EncodedBody:
 
 
 def _read_frame(value: Any) -> Any:
-    if isinstance(value, sys.modules["pandas"].DataFrame):
-        return value
-    if isinstance(value, bytes | bytearray):
-        return read_table(value, None)
-    return read_table(json.dumps(value).encode(), JSON)
+    is_file = isinstance(value, bytes | bytearray)
+    return frame_of(read_document(value, None) if is_file else value)
 
 
 _BYTES = Codec(
@@ -230,5 +231,5 @@ _FRAME = Codec(
     _read_frame,
     records_of,
     {"type": "array", "items": {"type": "object"}},
-    ("text/csv", "application/vnd.apache.parquet"),
+    UPLOAD_TYPES,
 )

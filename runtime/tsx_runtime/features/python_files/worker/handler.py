@@ -146,7 +146,11 @@ class PythonFileHandler:
         except (NameError, TypeError, PydanticSchemaGenerationError, PydanticUserError) as error:
             raise LoadError(f"The annotations of {name} cannot be used: {error}") from error
         documentation = inspect.getdoc(self._predict) or inspect.getdoc(self._owner) or ""
-        self.signature = {
+        self.signature = self._describe(documentation, streams=streams)
+
+    def _describe(self, documentation: str, *, streams: bool = False) -> dict[str, Any]:
+        """Return the signature."""
+        return {
             "input": self._reader.schema,
             "output": self._writer.schema,
             "description": documentation,

@@ -96,6 +96,8 @@ class RequestReader:
             return self._read_fields(row, meta, parts)
         except ValidationError as error:
             raise Invalid(_errors(error)) from error
+        except ValueError as error:
+            raise Invalid([_error("value_error", [], str(error))]) from error
 
     def read_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the value of a request of the Open Inference Protocol in JSON.
@@ -249,7 +251,7 @@ def _errors(error: ValidationError) -> list[dict[str, Any]]:
     for fault in error.errors(include_url=False, include_context=False)[:MAX_ERRORS]:
         entry: dict[str, Any] = {**fault, "loc": [BODY, *fault["loc"]]}
         try:
-            is_short = len(json.dumps(entry["input"])) <= MAX_INPUT_CHARS
+            is_short = len(json.dumps(entry["input"], allow_nan=False)) <= MAX_INPUT_CHARS
         except (TypeError, ValueError):  # It is not JSON, for example an upload.
             is_short = False
         if not is_short:

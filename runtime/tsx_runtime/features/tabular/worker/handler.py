@@ -2,61 +2,31 @@
 
 from __future__ import annotations
 
-import json
+import inspect
+from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any
 
 import numpy as np
-from pydantic_core import to_json
+import pandas as pd
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 
-from tsx_archiver import DEFAULT_VERSION
-from tsx_runtime.errors import BadRequest
-from tsx_runtime.features.tabular.worker.columns import InvalidRows
-from tsx_runtime.features.tabular.worker.models import (
-    NO_PREDICTION,
-    TableModel,
-    TablePrediction,
-    load_model,
-)
-from tsx_runtime.worker.codecs.json_text import JsonText
-from tsx_runtime.worker.codecs.tables import TYPES, is_json_table, read_rows
-from tsx_runtime.worker.codecs.v2_binary import (
-    OutputRequest,
-    TensorResponse,
-    parse_output_request,
-)
-from tsx_runtime.worker.codecs.v2_json import read_input
+from tsx_runtime.features.python_files.worker.annotations import typed_dict
+from tsx_runtime.features.python_files.worker.handler import PythonFileHandler
+from tsx_runtime.features.python_files.worker.reading import BODY, RequestReader, resolve
+from tsx_runtime.features.python_files.worker.writing import ResponseWriter
+from tsx_runtime.features.tabular.worker.models import TableModel, load_model
+from tsx_runtime.worker.codecs.requests import content_type_of
+from tsx_runtime.worker.codecs.tables import UPLOAD_TYPES, is_table, read_document, rows_of
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
-from tsx_runtime.worker.handlers.steps.labels import load_label_mapping
-
-INVALID_STATUS = 422
-CLASS_NAMES = "index_to_name.json"
 
 
-class TableRequest(NamedTuple):
-    """A request for a prediction.
-
-    Attributes:
-        rows: Objects, or lists of values in the order of the columns.
-        is_single: Whether the answer is an object, and not a list.
-        are_tensors: Whether the rows are binary tensors, which the worker also writes.
-        output_request: The tensors that JSON of the Open Inference Protocol asks for, or None.
-    """
-
-    rows: list[Any]
-    is_single: bool = False
-    are_tensors: bool = False
-    output_request: OutputRequest | None = None
-
-
-class TabularHandler:
+class TabularHandler(PythonFileHandler):
     """A handler for models of scikit-learn, XGBoost and LightGBM."""
 
-    input_kind = "json"
-    takes_raw_bodies = True  # Content types decide between JSON, CSV and Parquet.
-    model: TableModel
-    signature: dict[str, Any]
+    table: TableModel
 
     def initialize(self, context: Context) -> None:
         """Load the model.
@@ -65,114 +35,89 @@ class TabularHandler:
             LoadError: The model cannot be loaded; the message says what to do.
         """
         properties = context.system_properties
-        directory = Path(properties["model_dir"])
-        file = context.manifest.get("model", {}).get("serializedFile")
-        if file is None or not (directory / file).is_file():
-            raise LoadError(
-                "The archive has no model file. Pack it with `tsx archive FILE`, where FILE is the"
-                " model of scikit-learn, XGBoost or LightGBM."
-            )
-        self.names = load_label_mapping(directory / CLASS_NAMES) or {}
-        self.model = load_model(
-            directory / file,
-            context.model_name,
-            is_trusted=bool(properties.get("trust_pickle")),
-        )
-        self.signature = self._describe(file)
+        path = Path(properties["model_dir"], context.manifest["model"].get("serializedFile") or "")
+        if not path.is_file():
+            raise LoadError("The archive has no model file. Pack it with `tsx archive FILE`.")
+        is_trusted = bool(properties.get("trust_pickle"))
+        self.table = load_model(path, context.model_name, is_trusted=is_trusted)
+        fields: dict[str, Any] = {"prediction": Any, "probabilities": dict[str, float]}
+        answer: Any = typed_dict("Answer", fields, () if self.table.classes else ("probabilities",))
+        self._reader = TableReader(self.table.columns)
+        self._writer = TableWriter(answer | list[answer], path.name, nan=context.json_nan)
+        self._predict, self._is_batched, self._context = self._answer, True, context
+        self.signature = self._describe(f"Predict by {path.name}.")
 
-    def _describe(self, file: str) -> dict[str, Any]:
-        columns = self.model.columns
-        properties: dict[str, Any] = {"prediction": {}}
-        if self.model.is_classifier:
-            probability = {"type": "number"}
-            properties["probabilities"] = {"type": "object", "additionalProperties": probability}
-        return {
-            "input": columns.schema,
-            "output": {"type": "object", "properties": properties, "required": list(properties)},
-            "description": f"Predict by {file} from {len(columns.names)} columns.",
-            "content_types": list(TYPES),
-            "example": columns.example,
+    def _answer(self, requests: list[Any]) -> list[Any]:
+        """Return the answers to requests, each of which is a row or a list of rows."""
+        tables = [request if isinstance(request, list) else [request] for request in requests]
+        rows = [row for table in tables for row in table]
+        answers = self._predict_rows(rows) if rows else iter(())
+        return [
+            [next(answers) for _ in request] if isinstance(request, list) else next(answers)
+            for request in requests
+        ]
+
+    def _predict_rows(self, rows: list[Any]) -> Iterator[dict[str, Any]]:
+        frame = pd.DataFrame(rows, columns=list(self.table.columns))
+        values, probabilities = self.table.predict(frame)
+        for index, value in enumerate(values.tolist()):
+            answer = {"prediction": value}
+            if probabilities is not None:
+                row = probabilities[index].tolist()
+                answer["probabilities"] = dict(zip(self.table.classes, row, strict=True))
+            yield answer
+
+
+class TableReader(RequestReader):
+    """The reader of requests that are a row or a list of rows, as dicts."""
+
+    def __init__(self, columns: Mapping[str, Any]) -> None:
+        record = typed_dict("Record", columns, ())
+        record.__pydantic_config__ = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
+        row: Any = Annotated[record, BeforeValidator(partial(_as_record, list(columns)))]
+        parameter = inspect.Parameter("row", inspect.Parameter.POSITIONAL_ONLY, annotation=row)
+        super().__init__([parameter], is_batched=False)
+        self.upload_types = (*UPLOAD_TYPES, *self.upload_types)
+        self._is_json = False
+        self._table: Any = TypeAdapter(list[row]).validator
+        # Numbers in such a column of CSV stay as they are written.
+        self._text_types = {
+            name: str
+            for name, schema in self._properties.items()
+            if resolve(schema, self.schema).get("type") == "string"
         }
 
-    def handle(self, data: Any, context: Context) -> list[Any]:
-        """Predict for the rows of all requests in one call, and refuse invalid requests."""
-        if context.get_request_header(0, "describe") == "True":
-            return [self.signature]
-        answers: list[Any] = [None] * len(data)
-        requests: dict[int, TableRequest] = {}
-        for idx, row in enumerate(data):
-            try:
-                request = self._read(row, context.get_request_header(idx, "content-type"))
-                rows = self.model.columns.check(request.rows, is_single=request.is_single)
-                requests[idx] = request._replace(rows=rows)
-            except InvalidRows as error:
-                context.set_response_status(INVALID_STATUS, idx=idx)
-                content = to_json({"detail": error.details}, inf_nan_mode="null", fallback=str)
-                answers[idx] = JsonText(content.decode())
-        rows = [row for request in requests.values() for row in request.rows]
-        prediction = self.model.predict(self.model.columns.frame(rows)) if rows else NO_PREDICTION
-        start = 0
-        for idx, request in requests.items():
-            stop = start + len(request.rows)
-            answers[idx] = self._answer(prediction.part(start, stop), request, idx, context)
-            start = stop
-        return answers
+    def _read_whole(self, value: Any, meta: str) -> Any:
+        if isinstance(value, bytes | bytearray):
+            value = read_document(value, content_type_of(meta), self._text_types)
+        rows = rows_of(value)
+        return (self._table if is_table(rows) else self._validator).validate_python(rows)
 
-    def _read(self, row: Any, content_type: str | None) -> TableRequest:
-        """Return the rows of a request, before their values are checked.
-
-        Raises:
-            InvalidRows: The request has no rows.
-        """
-        if not isinstance(row, dict):  # an instance of an envelope
-            return TableRequest([row], True)
-        try:
-            tensors = {name: value for name, value in row.items() if isinstance(value, np.ndarray)}
-            if tensors:  # In the binary form, the first tensor is the body as well.
-                columns = {name: value for name, value in row.items() if name != "body"}
-                return TableRequest(_rows_of_tensors(columns or row), are_tensors=True)
-            body = row.get("body", row.get("data"))
-            if not isinstance(body, bytes | bytearray):  # a form, or an instance of an envelope
-                values = {
-                    name: value.decode() if isinstance(value, bytearray) else value
-                    for name, value in row.items()
-                }
-                return TableRequest([values], True)
-            if b'"datatype"' in body and is_json_table(body, content_type):
-                document = json.loads(body)
-                if isinstance(document, dict) and isinstance(document.get("inputs"), list):
-                    inputs = map(read_input, document["inputs"])
-                    rows = _rows_of_tensors(
-                        {str(tensor["name"]): tensor["data"] for tensor in inputs}
-                    )
-                    return TableRequest(rows, output_request=parse_output_request(document))
-            return TableRequest(*read_rows(body, content_type, self.model.columns.text_types))
-        except (ValueError, BadRequest) as error:
-            detail = {"type": "table_invalid", "loc": ["body"], "msg": str(error), "input": None}
-            raise InvalidRows([detail]) from error
-
-    def _answer(
-        self, prediction: TablePrediction, request: TableRequest, idx: int, context: Context
-    ) -> Any:
-        if request.output_request is not None:
-            version = str(context.manifest["model"].get("modelVersion", DEFAULT_VERSION))
-            tensors = prediction.tensors()
-            return TensorResponse(tensors, request.output_request, idx, context, version)
-        if request.are_tensors:
-            return prediction.tensors()
-        answers = prediction.records(self.names)
-        return answers[0] if request.is_single else answers
+    def _read_fields(self, row: Mapping[str, Any], meta: str, parts: Mapping[str, Any]) -> Any:
+        """Read a form, a tensor of rows, or a tensor for each column."""
+        if not any(isinstance(values, np.ndarray | list) for values in row.values()):
+            return super()._read_fields(row, meta, parts)
+        # In the binary form, the first tensor is the body as well.
+        arrays = {name: np.asarray(data, object) for name, data in row.items() if name != BODY}
+        first = next(iter(arrays.values()))
+        if len(arrays) == 1 and first.ndim > 1:
+            return self._read_whole(first.tolist(), meta)
+        columns = {name: array.ravel() for name, array in arrays.items()}
+        return self._read_whole(pd.DataFrame(columns), meta)
 
 
-def _rows_of_tensors(tensors: dict[str, Any]) -> list[Any]:
-    """Return the rows of a single tensor of rows, or of a tensor for each column.
+class TableWriter(ResponseWriter):
+    """The writer of answers, whose tensors have a row for each row of the table."""
 
-    Raises:
-        ValueError: The tensors differ in length.
-    """
-    arrays = [np.asarray(values, object) for values in tensors.values()]
-    if len(arrays) == 1 and arrays[0].ndim > 1:
-        rows: list[Any] = arrays[0].tolist()
-        return rows
-    columns = [array.ravel().tolist() for array in arrays]
-    return [dict(zip(tensors, row, strict=True)) for row in zip(*columns, strict=True)]
+    def _fields(self, value: Any) -> dict[str, Any]:
+        answers = pd.DataFrame(value if isinstance(value, list) else [value])
+        columns = {name: pd.DataFrame(list(column)) for name, column in answers.items()}
+        return {name: np.array(frame.values.tolist()) for name, frame in columns.items()}
+
+
+def _as_record(names: list[str], row: Any) -> Any:
+    if not isinstance(row, list):
+        return row
+    if len(row) != len(names):
+        raise ValueError(f"a row should have {len(names)} values, not {len(row)}")
+    return dict(zip(names, row, strict=True))

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 
 from tsx_archiver import describe_model_file
-from tsx_runtime.features.tabular.worker.columns import Column, Columns
-from tsx_runtime.features.tabular.worker.estimators import columns_of
+from tsx_archiver.metadata.tabular import EXTRA, PACKAGES
+from tsx_runtime.features.tabular.worker.columns import ANY, NUMBER, known_types, nullable, one_of
 from tsx_runtime.worker.exceptions import LoadError
 
 # Types of scikit-learn's own models that hold only data. skops leaves them to its users, as wrong
@@ -30,63 +32,23 @@ DATA_TYPES = {
     "sklearn.tree._tree.Tree",
     "sklearn.utils._bunch.Bunch",
 }
-XGBOOST_CLASSIFIERS = ("binary:logistic", "multi:softprob", "multi:softmax")
-LIGHTGBM_CLASSIFIERS = ("binary", "multiclass", "multiclassova")
-
-
-class TablePrediction(NamedTuple):
-    """The predictions for rows.
-
-    Attributes:
-        values: An array with a row each.
-        probabilities: For each output of a classifier, its classes and an array of rows.
-    """
-
-    values: Any
-    probabilities: Sequence[tuple[list[Any], Any]] = ()
-
-    def part(self, start: int, stop: int) -> TablePrediction:
-        """Return the predictions for the rows from `start` to `stop`."""
-        outputs = [(classes, rows[start:stop]) for classes, rows in self.probabilities]
-        return TablePrediction(self.values[start:stop], outputs)
-
-    def records(self, names: Mapping[str, str]) -> list[dict[str, Any]]:
-        """Return an object for each row, with the names of classes in place of their numbers."""
-        outputs = [
-            [
-                dict(
-                    zip((names.get(str(label), str(label)) for label in classes), row, strict=True)
-                )
-                for row in rows.tolist()
-            ]
-            for classes, rows in self.probabilities
-        ]
-        records: list[dict[str, Any]] = []
-        for index, value in enumerate(self.values.tolist()):
-            label = names.get(str(value), value) if outputs else value
-            records.append({"prediction": label})
-            if outputs:
-                by_output = [rows[index] for rows in outputs]
-                records[-1]["probabilities"] = by_output if len(by_output) > 1 else by_output[0]
-        return records
-
-    def tensors(self) -> dict[str, Any]:
-        """Return arrays with the names of outputs; texts are arrays of texts."""
-        values = self.values.astype(str) if self.values.dtype == object else self.values
-        if len(self.probabilities) != 1:  # Several outputs may differ in their classes.
-            return {"prediction": values}
-        return {"prediction": values, "probabilities": self.probabilities[0][1]}
-
-
-NO_PREDICTION = TablePrediction(np.empty(0))
+# The objectives of XGBoost and LightGBM whose results are the probabilities of classes.
+CLASSIFIERS = ("binary:logistic", "multi:softprob", "binary", "multiclass", "multiclassova")
 
 
 class TableModel(NamedTuple):
-    """A loaded model: its columns, and a function that predicts for the rows of a frame."""
+    """A loaded model.
 
-    columns: Columns
-    predict: Callable[[Any], TablePrediction]
-    is_classifier: bool
+    Attributes:
+        columns: The types of its columns, by name.
+        predict: Returns the predictions for a data frame, and the probabilities of the classes or
+            None, as arrays with a row each.
+        classes: The names of a classifier's classes.
+    """
+
+    columns: Mapping[str, Any]
+    predict: Callable[[Any], tuple[Any, Any]]
+    classes: Sequence[str]
 
 
 def load_model(path: Path, model: str, *, is_trusted: bool) -> TableModel:
@@ -98,9 +60,19 @@ def load_model(path: Path, model: str, *, is_trusted: bool) -> TableModel:
         is_trusted: Whether code in the file may run.
 
     Raises:
-        LoadError: The file is of another kind, needs trust, or has no model that predicts.
+        LoadError: The file is of another kind, needs trust or a package, or has no model that
+            predicts.
     """
     kind = describe_model_file(path, called=Path(path.name)).kind
+    if kind not in PACKAGES:
+        raise LoadError(
+            f"{path.name} is no model for tables: the handler tabular takes files of skops"
+            " (.skops), joblib (.joblib, .pkl), XGBoost (.json, .ubj) and LightGBM (.txt)."
+        )
+    if find_spec(PACKAGES[kind]) is None:
+        raise LoadError(
+            f"{path.name} needs {PACKAGES[kind]}: pip install 'tsx-serve[{EXTRA}]' installs it."
+        )
     if kind == "xgboost":
         return _load_xgboost(path)
     if kind == "lightgbm":
@@ -119,116 +91,98 @@ def load_model(path: Path, model: str, *, is_trusted: bool) -> TableModel:
                 f" any code while they are loaded: {', '.join(unknown)}. {advice}"
             )
         return _of_estimator(skops.io.load(path, trusted=types), path.name)
-    if kind == "pickle":
-        if not is_trusted:
-            raise LoadError(
-                f"{path.name} is a pickle, and loading a pickle runs any code that is in it. Save"
-                f" the model by skops instead, whose files hold no code: skops.io.dump(model,"
-                f" '{path.stem}.skops'). {advice}"
-            )
-        import joblib  # an extra
+    if not is_trusted:
+        raise LoadError(
+            f"{path.name} is a pickle, and loading a pickle runs any code that is in it. Save"
+            f" the model by skops instead, whose files hold no code: skops.io.dump(model,"
+            f" '{path.stem}.skops'). {advice}"
+        )
+    import joblib  # an extra
 
-        return _of_estimator(joblib.load(path), path.name)
-    raise LoadError(
-        f"{path.name} is no model for tables: the handler tabular takes files of skops (.skops),"
-        " joblib (.joblib, .pkl), XGBoost (.json, .ubj) and LightGBM (.txt)."
-    )
+    return _of_estimator(joblib.load(path), path.name)
 
 
 def _of_estimator(estimator: Any, file: str) -> TableModel:
-    if not callable(getattr(estimator, "predict", None)):
+    count = getattr(estimator, "n_features_in_", None)
+    if count is None or not hasattr(estimator, "predict"):
         raise LoadError(
-            f"{file} has a {type(estimator).__name__}, which has no method `predict`. Save an"
-            " estimator that is fitted, or a pipeline that ends with one."
+            f"{file} has a {type(estimator).__name__} that lacks `predict` or `n_features_in_`."
+            " Save a fitted estimator for tables, or a pipeline that ends with one."
         )
-    columns, prepare = columns_of(estimator, file)
-    is_classifier = callable(getattr(estimator, "predict_proba", None))
+    names = getattr(estimator, "feature_names_in_", None)
+    # The classes of several outputs are a list, and have no probabilities.
+    labels: Any = getattr(estimator, "classes_", None)
+    is_classifier = isinstance(labels, np.ndarray) and hasattr(estimator, "predict_proba")
 
-    def predict(frame: Any) -> TablePrediction:
-        rows = prepare(frame)
-        values = np.asarray(estimator.predict(rows))
-        if not is_classifier:
-            return TablePrediction(values)
-        # With several outputs, both are lists with an entry for each.
-        outputs, classes = estimator.predict_proba(rows), estimator.classes_
-        if not isinstance(outputs, list):
-            outputs, classes = [outputs], [classes]
-        names = [list(np.asarray(labels).tolist()) for labels in classes]
-        return TablePrediction(values, list(zip(names, outputs, strict=True)))
+    def predict(frame: Any) -> tuple[Any, Any]:
+        rows = frame.to_numpy() if names is None else frame
+        probabilities = estimator.predict_proba(rows) if is_classifier else None
+        return np.asarray(estimator.predict(rows)), probabilities
 
-    return TableModel(columns, predict, is_classifier)
+    columns = dict.fromkeys(map(str, range(count) if names is None else names), ANY)
+    columns |= known_types(estimator, list(columns))
+    return TableModel(columns, predict, list(map(str, labels.tolist())) if is_classifier else [])
 
 
 def _load_xgboost(path: Path) -> TableModel:
     import xgboost  # an extra
 
     booster = xgboost.Booster(model_file=str(path))
-    # With this attribute, only the class that saved the model may load it.
-    booster.set_attr(scikit_learn=None)
     learner = json.loads(booster.save_config())["learner"]
+    parameters = learner["learner_model_param"]
     # The probabilities of several labels are not those of classes, so they are the prediction.
-    is_classifier = (
-        learner["objective"]["name"] in XGBOOST_CLASSIFIERS
-        and int(learner["learner_model_param"]["num_target"]) == 1
-    )
-    model = (xgboost.XGBClassifier if is_classifier else xgboost.XGBRegressor)()
-    model.load_model(booster.save_raw())
-    names = booster.feature_names
+    has_labels = int(parameters["num_target"]) > 1
     categories = {}
     if "c" in (booster.feature_types or ()):
         stored = booster.get_categories(export_to_arrow=True).to_arrow()
         categories = {name: values.to_pylist() for name, values in stored if values is not None}
-    columns = [
-        _column(name, categories.get(name), only_known=True)
-        for name in names or map(str, range(booster.num_features()))
-    ]
+    names = booster.feature_names or map(str, range(booster.num_features()))
+    # After an early stop, as in XGBoost's own classes.
+    trees = (0, int(booster.attr("best_iteration") or -1) + 1)
 
-    def predict(frame: Any) -> TablePrediction:
-        # A column whose categories are not in the file takes their codes, as numbers.
-        rows = frame if categories else np.asarray(frame)
-        if is_classifier:
-            return _of_probabilities(model.predict_proba(rows, validate_features=False))
-        return TablePrediction(model.predict(rows, validate_features=False))
+    def predict(rows: Any) -> Any:
+        matrix = xgboost.DMatrix(rows, enable_categorical=True)
+        return booster.predict(matrix, iteration_range=trees, validate_features=False)
 
-    return TableModel(Columns(columns, are_named=names is not None), predict, is_classifier)
+    objective = "" if has_labels else learner["objective"]["name"]
+    return _of_booster(predict, names, categories, objective, int(parameters["num_class"]))
 
 
 def _load_lightgbm(path: Path) -> TableModel:
     import lightgbm  # an extra
 
     booster = lightgbm.Booster(model_file=str(path))
-    parameters = booster.params
-    is_classifier = parameters.get("objective") in LIGHTGBM_CLASSIFIERS
-    names = booster.feature_name()
-    categorical = parameters.get("categorical_feature") or []
-    categories = (
-        dict(zip(categorical, booster.pandas_categorical, strict=True))
-        if booster.pandas_categorical
-        else {}
-    )
-    columns = [_column(name, categories.get(index)) for index, name in enumerate(names)]
+    names, parameters = booster.feature_name(), booster.params
+    # Without columns of categories, the list is None or empty.
+    stored = booster.pandas_categorical or ()
+    indices = parameters["categorical_feature"] if stored else ()
+    categories = {names[index]: values for index, values in zip(indices, stored, strict=True)}
+    objective, count = parameters.get("objective"), booster.num_model_per_iteration()
+    return _of_booster(booster.predict, names, categories, objective, count)
 
-    def predict(frame: Any) -> TablePrediction:
-        values = booster.predict(frame if categories else np.asarray(frame))
+
+def _of_booster(
+    predict_rows: Callable[[Any], Any],
+    names: Iterable[str],
+    categories: Mapping[str, Sequence[Any]],
+    objective: str,
+    class_count: int,
+) -> TableModel:
+    """Return a model of XGBoost or LightGBM, which know classes only by number."""
+    is_classifier = objective in CLASSIFIERS
+    # Models with two classes have one output, and a count of 0 or 1.
+    classes = list(map(str, range(max(class_count, 2)))) if is_classifier else []
+    dtypes = {name: pd.CategoricalDtype(values) for name, values in categories.items()}
+
+    def predict(frame: Any) -> tuple[Any, Any]:
+        # A column whose categories are not in the file takes their codes, as numbers.
+        values = predict_rows(frame.astype(dtypes) if dtypes else frame.to_numpy())
         if not is_classifier:
-            return TablePrediction(values)
-        return _of_probabilities(
-            np.column_stack([1 - values, values]) if values.ndim == 1 else values
-        )
+            return values, None
+        if values.ndim == 1:
+            values = np.column_stack([1 - values, values])
+        return values.argmax(axis=1), values
 
-    return TableModel(Columns(columns), predict, is_classifier)
-
-
-def _column(name: str, categories: list[Any] | None, *, only_known: bool = False) -> Column:
-    """Return a column; with `only_known`, the model fails for a category that it does not know."""
-    if categories is None:
-        return Column(name, "number")
-    is_text = all(isinstance(category, str) for category in categories)
-    choices = tuple(categories) if only_known else ()
-    return Column(name, "text" if is_text else "any", True, choices, categories)
-
-
-def _of_probabilities(probabilities: Any) -> TablePrediction:
-    """Return the most likely classes, which these libraries know only by number."""
-    classes = list(range(probabilities.shape[1]))
-    return TablePrediction(probabilities.argmax(axis=1), [(classes, probabilities)])
+    columns = dict.fromkeys(names, nullable(NUMBER))
+    columns |= {name: nullable(one_of(values)) for name, values in categories.items()}
+    return TableModel(columns, predict, classes)
