@@ -63,8 +63,7 @@ def _takes_text(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bo
 
 
 def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = schema.get("$ref")
-    resolved: Mapping[str, Any] = (
-        definitions[reference.removeprefix("#/$defs/")] if reference else schema
-    )
-    return resolved
+    if "$ref" not in schema:
+        return schema
+    definition: Mapping[str, Any] = definitions.get(schema["$ref"].rpartition("/")[2], {})
+    return definition

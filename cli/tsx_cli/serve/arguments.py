@@ -15,7 +15,8 @@ from tsx_cli.archive.directory import directory_of
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
-from tsx_cli.archive.python_file import one_model_each, python_file_spec, watched_files
+from tsx_cli.archive.python_files.models import one_model_each
+from tsx_cli.archive.python_files.spec import python_file_spec, watched_files
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import CliError, UsageError, for_all
