@@ -23,24 +23,18 @@ TrustPickle = Annotated[
 
 
 class TrustOptions(NamedTuple):
-    """The kinds of code that may run in the models that a command names."""
+    """The kinds of code that may run in the models that a command names.
 
-    remote_code: bool = False
-    pickle: bool = False
+    The fields are settings of optional features, which list such models.
+    """
+
+    trust_remote_code: bool = False
+    trust_pickle: bool = False
 
     def apply(self, settings: Settings, models: Sequence[str]) -> Settings:
         """Return settings that also trust these models."""
-        trusted: dict[str, list[str]] = {}
-        if self.remote_code:
-            # An optional feature.
-            from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
-
-            known = HuggingFaceSettings.of(settings).trust_remote_code
-            trusted["trust_remote_code"] = [*models, *known]
-        if self.pickle:
-            from tsx_runtime.features.tabular.settings import TabularSettings  # an optional feature
-
-            trusted["trust_pickle"] = [*models, *TabularSettings.of(settings).trust_pickle]
+        names = [name for name, is_given in self._asdict().items() if is_given]
+        trusted = {name: [*models, *getattr(settings, name, ())] for name in names}
         return settings.model_copy(update=trusted)
 
 

@@ -11,12 +11,12 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of, typed_dict
+from tsx_runtime.shared.json_schemas import resolve
 from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice
 
 MAX_ERRORS = 100  # the largest number of errors in a response
-MAX_REFERENCES = 100  # the largest number of references that are followed; they may form a cycle
 MAX_INPUT_CHARS = 1000  # Larger values are not repeated in an error.
 BODY = "body"
 # Names of the whole input in calls of TorchServe's gRPC API.
@@ -201,23 +201,6 @@ def _add_defaults(schema: dict[str, Any], parameters: Sequence[inspect.Parameter
         except (TypeError, ValueError):  # There is no default, or JSON cannot represent it.
             continue
         schema["properties"][parameter.name]["default"] = parameter.default
-
-
-def resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references, and choose the first of several alternatives that is not null."""
-    for _ in range(MAX_REFERENCES):
-        alternatives = [
-            alternative
-            for alternative in schema.get("anyOf", schema.get("oneOf", ()))
-            if alternative.get("type") != "null"
-        ]
-        if "$ref" in schema:
-            schema = root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
-        elif alternatives:
-            schema = alternatives[0]
-        else:
-            break
-    return schema
 
 
 def _fit(value: Any, schema: Mapping[str, Any]) -> Any:
