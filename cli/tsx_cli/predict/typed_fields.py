@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
-from tsx_runtime.shared.json_schemas import resolve
+from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.shared.suggestions import suggestion
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of, typed_dict
-from tsx_runtime.shared.json_schemas import resolve
+from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice
