@@ -178,6 +178,7 @@ class Form(ls.LitAPI):
 
 
 if __name__ == "__main__":
+    ls.server._MCP_AVAILABLE = False  # LitServe does not start with version 2 of the SDK of MCP.
     server = ls.LitServer(
         [
             Simple(3, api_path="/simple"),
