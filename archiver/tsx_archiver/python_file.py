@@ -10,6 +10,8 @@ from tsx_archiver.metadata.manifest import Manifest
 HANDLER = "python_file"
 LITSERVE = "litserve_api"  # the handler of LitServe's classes
 MANIFEST_KEY = "pythonFile"
+# The method of a class, or the function, that answers requests, and its parameter for batches.
+METHOD, BATCH = "predict", "batch"
 
 
 class PythonFileFacts(NamedTuple):
@@ -30,6 +32,7 @@ class PythonFileFacts(NamedTuple):
     attributes: Mapping[str, Any] = {}
 
     def as_manifest(self) -> dict[str, Any]:
+        """Return the entry of the manifest, without empty attributes."""
         fields = self._asdict()
         return {MANIFEST_KEY: {name: fields[name] for name in fields if fields[name] != {}}}
 

@@ -23,9 +23,10 @@ from tsx_archiver.limits import human
 from tsx_archiver.metadata.huggingface import MANIFEST_KEY as HUGGINGFACE_KEY
 from tsx_archiver.metadata.mlmodel import MANIFEST_KEY
 from tsx_archiver.storage.cache import Cache
-from tsx_cli.archive import huggingface, mlflow, python_file
+from tsx_cli.archive import huggingface, mlflow
 from tsx_cli.archive.model_file import kind_of_directory, kind_text
 from tsx_cli.archive.packing import NOTHING_SENT, Packed, PackingOptions, check, pack
+from tsx_cli.archive.python_files.models import default_name, one_model_each
 from tsx_cli.archive.source import SourceKind, classify
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.options import archive_limits
@@ -37,7 +38,7 @@ from tsx_runtime.shared.log_format import escaped
 _DEFAULT_NAMES = {
     "Hugging Face": huggingface.default_name,
     "MLflow": mlflow.default_name,
-    "Python": python_file.default_name,
+    "Python": default_name,
 }
 
 
@@ -58,7 +59,7 @@ def pack_files(
     kinds: list[tuple[Path, SourceKind]] = [
         (model, kind)
         for path, kind in classified
-        for model in (python_file.one_model_each(path) if kind == "Python" else [path])
+        for model in (one_model_each(path) if kind == "Python" else [path])
     ]
     _check_names(kinds, options.name)
     results = [

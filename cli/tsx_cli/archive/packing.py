@@ -24,7 +24,7 @@ from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.importing import check_code
 from tsx_cli.archive.mlflow import is_uri, mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
-from tsx_cli.archive.python_file import python_file_spec
+from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_cli.archive.source import SourceKind
 from tsx_cli.archive.trust import NO_TRUST, TrustOptions
 from tsx_cli.common.failure import FAILED, CliError, UsageError

@@ -12,7 +12,7 @@ from tsx_archiver.metadata.mlmodel import FILE
 from tsx_archiver.names import similar_file
 from tsx_archiver.opening import model_root
 from tsx_cli.archive.mlflow import is_uri
-from tsx_cli.archive.python_file import is_python_file
+from tsx_cli.archive.python_files.models import is_python_file
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_runtime.sources import is_hub
 

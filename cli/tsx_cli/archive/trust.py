@@ -25,7 +25,7 @@ TrustPickle = Annotated[
 class TrustOptions(NamedTuple):
     """The kinds of code that may run in the models that a command names.
 
-    The fields are settings of the features `huggingface` and `tabular`.
+    The fields are settings of optional features, which list such models.
     """
 
     trust_remote_code: bool = False
@@ -33,11 +33,8 @@ class TrustOptions(NamedTuple):
 
     def apply(self, settings: Settings, models: Sequence[str]) -> Settings:
         """Return settings that also trust these models."""
-        trusted = {
-            name: [*models, *getattr(settings, name)]
-            for name, is_allowed in self._asdict().items()
-            if is_allowed
-        }
+        names = [name for name, is_given in self._asdict().items() if is_given]
+        trusted = {name: [*models, *getattr(settings, name, ())] for name in names}
         return settings.model_copy(update=trusted)
 
 

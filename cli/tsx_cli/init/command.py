@@ -27,7 +27,7 @@ def init(
 ) -> None:
     """Write a Python file that `tsx serve` serves, and a README with the next commands."""
     from tsx_archiver import is_model_name  # a slow import
-    from tsx_cli.archive.python_file import model_name
+    from tsx_cli.archive.python_files.models import model_name
     from tsx_cli.common.run_directory import write_files
     from tsx_templates.render import render_tree
 

@@ -106,7 +106,7 @@ def predict(
     elif input is not None:
         name, kind, data = _read(input)
     kind = content_type or kind
-    typed = None if kind or not fields else _typed(server, model, version, fields)
+    typed = None if kind or not fields else _typed_body(server, model, version, fields)
     if typed is not None:
         data, kind = typed, "application/json"
     elif fields:
@@ -118,7 +118,7 @@ def predict(
     deliver(response, output, as_json=as_json)
 
 
-def _typed(server: Server, model: str, version: str | None, fields: list[str]) -> bytes | None:
+def _typed_body(server: Server, model: str, version: str | None, fields: list[str]) -> bytes | None:
     """Return the fields as JSON if the model has a signature with fields, else None."""
     segments = [] if version is None else ["versions", version]
     try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tsx_cli.common.failure import UsageError
+from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.shared.suggestions import suggestion
 
 
@@ -23,8 +24,7 @@ def encode_fields(fields: Sequence[str], schema: Mapping[str, Any]) -> bytes | N
     Raises:
         UsageError: The model has no such field, or a value is missing.
     """
-    definitions = schema.get("$defs", {})
-    schema = _resolve(schema, definitions)
+    root, schema = schema, resolve(schema, schema)
     properties: Mapping[str, Any] = schema.get("properties", {})
     if not properties:
         return None
@@ -40,13 +40,13 @@ def encode_fields(fields: Sequence[str], schema: Mapping[str, Any]) -> bytes | N
             )
         if name in body:
             raise UsageError(f"--field {name} is given twice; a list is one value, {name}='[1, 2]'")
-        body[name] = _parse(value, properties.get(name, {}), definitions)
+        body[name] = _parse(value, properties.get(name, {}), root)
     return json.dumps(body, ensure_ascii=False).encode()
 
 
-def _parse(value: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Any:
+def _parse(value: str, schema: Mapping[str, Any], root: Mapping[str, Any]) -> Any:
     """Return a value with the type of its schema; the server refuses a text of a wrong type."""
-    if _takes_text(schema, definitions):
+    if _takes_text(schema, root):
         return value
     try:
         return json.loads(value)
@@ -54,17 +54,9 @@ def _parse(value: str, schema: Mapping[str, Any], definitions: Mapping[str, Any]
         return value
 
 
-def _takes_text(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> bool:
-    schema = _resolve(schema, definitions)
+def _takes_text(schema: Mapping[str, Any], root: Mapping[str, Any]) -> bool:
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return any(_takes_text(option, definitions) for option in options)
+        return any(_takes_text(option, root) for option in options)
+    schema = resolve(schema, root)
     values = schema.get("enum") or [schema.get("const")]
     return "string" in str(schema.get("type")) or any(isinstance(value, str) for value in values)
-
-
-def _resolve(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    reference = schema.get("$ref")
-    resolved: Mapping[str, Any] = (
-        definitions[reference.removeprefix("#/$defs/")] if reference else schema
-    )
-    return resolved

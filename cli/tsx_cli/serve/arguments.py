@@ -15,9 +15,10 @@ from tsx_cli.archive.directory import directory_of
 from tsx_cli.archive.huggingface import HuggingFaceOptions, huggingface_spec
 from tsx_cli.archive.mlflow import mlflow_spec
 from tsx_cli.archive.model_file import HandlerFiles, infer_spec
-from tsx_cli.archive.python_file import one_model_each, python_file_spec, watched_files
+from tsx_cli.archive.python_files.models import one_model_each
+from tsx_cli.archive.python_files.spec import python_file_spec, watched_files
 from tsx_cli.archive.source import SourceKind, classify
-from tsx_cli.archive.trust import NO_TRUST, TrustOptions
+from tsx_cli.archive.trust import TrustOptions
 from tsx_cli.common.failure import CliError, UsageError, for_all
 from tsx_cli.serve.server import run_server
 from tsx_runtime.core.placement.hardware import gpu_count
@@ -35,11 +36,11 @@ def serve_arguments(
     settings: Settings,
     parts: HandlerFiles,
     registration_options: Mapping[str, object],
-    huggingface: HuggingFaceOptions = NO_HUGGINGFACE_OPTIONS,
+    huggingface: HuggingFaceOptions,
     *,
-    trust: TrustOptions = NO_TRUST,
-    replaces: bool = False,
-    reload: bool = False,
+    trust: TrustOptions,
+    replaces: bool,
+    reload: bool,
 ) -> None:
     """Serve the given files and directories, or those in the settings.
 

@@ -54,9 +54,9 @@ class McpFeature(Feature):
     def add_routes(self, app: ServerApp) -> None:
         if "inference" not in app.roles:
             return
-        from starlette.routing import Route
+        from starlette.routing import Route  # a slow import
 
-        from tsx_runtime.features.mcp.routes import McpRoute
+        from tsx_runtime.features.mcp.routes import McpRoute  # imports FastAPI
 
         guard = app.context.guards.inference
         # Clients of MCP expect 401 where those of TorchServe expect 400.

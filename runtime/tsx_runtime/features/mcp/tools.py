@@ -129,15 +129,15 @@ def input_schema(signature: ModelSignature) -> dict[str, Any]:
     """Return the schema of a tool's arguments, which MCP requires to be an object."""
     if _takes_object(signature):
         return signature.input
-    schema = {key: value for key, value in signature.input.items() if key != "$defs"}
-    # References to definitions begin at the root.
-    definitions = {key: value for key, value in signature.input.items() if key == "$defs"}
-    return {
+    argument = dict(signature.input)
+    schema: dict[str, Any] = {
         "type": "object",
-        "properties": {ARGUMENT: schema},
+        "properties": {ARGUMENT: argument},
         "required": [ARGUMENT],
-        **definitions,
     }
+    if "$defs" in argument:  # References to definitions begin at the root.
+        schema["$defs"] = argument.pop("$defs")
+    return schema
 
 
 def _takes_object(signature: ModelSignature) -> bool:

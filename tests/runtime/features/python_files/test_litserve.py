@@ -22,8 +22,9 @@ from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import plan_archive
 from tsx_cli.archive.directory import as_directory
-from tsx_cli.archive.litserve_file import NOT_LITSERVE
-from tsx_cli.archive.python_file import find_models, python_file_spec
+from tsx_cli.archive.python_files.litserve import NOT_LITSERVE
+from tsx_cli.archive.python_files.models import find_models
+from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_cli.common.failure import CliError
 from tsx_runtime.features.python_files.worker.litserve import LitServeHandler
 from tsx_runtime.worker.exceptions import LoadError
@@ -177,6 +178,7 @@ class Form(ls.LitAPI):
 
 
 if __name__ == "__main__":
+    ls.server._MCP_AVAILABLE = False  # LitServe does not start with version 2 of the SDK of MCP.
     server = ls.LitServer(
         [
             Simple(3, api_path="/simple"),

@@ -13,7 +13,8 @@ from tests.support.served_model import a_context, a_served_model, answers_of
 from tsx_archiver import plan_archive
 from tsx_archiver.python_file import PythonFileFacts
 from tsx_cli.archive.directory import as_directory
-from tsx_cli.archive.python_file import find_models, python_file_spec
+from tsx_cli.archive.python_files.models import find_models
+from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.features.python_files.worker.handler import PythonFileHandler
 from tsx_runtime.settings.schema import Settings

@@ -21,7 +21,8 @@ from tests.support.platforms.sagemaker_host import container as endpoint
 from tests.support.platforms.sagemaker_host import unpack
 from tests.support.servers import DEADLINE, FREE_GRPC_PORTS, FREE_PORTS, FreePorts, serving
 from tsx_archiver import write_archive
-from tsx_cli.archive.python_file import one_model_each, python_file_spec
+from tsx_cli.archive.python_files.models import one_model_each
+from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_runtime.grpc.protos.grpc_predict_v2_pb2 import ModelInferRequest, ModelInferResponse
 from tsx_runtime.grpc.protos.inference_pb2 import PredictionResponse, PredictionsRequest
 

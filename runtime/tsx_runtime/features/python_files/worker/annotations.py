@@ -91,13 +91,7 @@ def typed_dict(name: str, fields: Mapping[str, Any], optional: Collection[str]) 
     """Return a TypedDict that pydantic accepts in all versions of Python."""
     make_type: Any = TypedDict  # The fields are not known to the type checker.
     kinds = {field: adapt(kind) for field, kind in fields.items()}
-    return make_type(
-        name,
-        {
-            field: NotRequired[kinds[field]] if field in optional else kinds[field]
-            for field in kinds
-        },
-    )
+    return make_type(name, kinds | {field: NotRequired[kinds[field]] for field in optional})
 
 
 def codec_of(annotation: Any) -> Codec | None:

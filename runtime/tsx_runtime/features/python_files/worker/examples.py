@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tsx_runtime.features.python_files.worker.reading import resolve
+from tsx_runtime.features.python_files.worker.schemas import resolve
 
 MAX_DEPTH = 8
 TEXT = "The quick brown fox jumps over the lazy dog."

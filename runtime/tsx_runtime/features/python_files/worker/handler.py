@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 from pydantic import PydanticSchemaGenerationError, PydanticUserError
 
 from tsx_archiver.metadata.manifest import Manifest
-from tsx_archiver.python_file import PythonFileFacts, read_facts
+from tsx_archiver.python_file import BATCH, METHOD, PythonFileFacts, read_facts
 from tsx_runtime.errors import PredictionFailed
 from tsx_runtime.features.python_files.worker.examples import example_of
-from tsx_runtime.features.python_files.worker.reading import Invalid, RequestReader
+from tsx_runtime.features.python_files.worker.reading import InvalidFields, RequestReader
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter, item_type
 from tsx_runtime.worker.codecs.json_text import EncodedBody, JsonText
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
@@ -31,7 +31,6 @@ from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, Pred
 from tsx_runtime.worker.handler_api.context import BatchState, Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 
-METHOD, BATCH = "predict", "batch"
 UNPROCESSABLE = 422
 _ITERATORS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
 
@@ -112,14 +111,15 @@ class PythonFileHandler:
         target = getattr(module, facts.name, None)
         if target is None:
             raise LoadError(f"{facts.file} has no {facts.name}. Pack it again.")
-        self._owner = self._construct(target, facts) if inspect.isclass(target) else module
-        self._predict = getattr(self._owner, METHOD) if inspect.isclass(target) else target
-        self._read_types(f"{facts.name}.{METHOD}" if inspect.isclass(target) else facts.name)
+        if inspect.isclass(target):
+            self._owner = self._construct(target, facts)
+            self._predict, name = getattr(self._owner, METHOD), f"{facts.name}.{METHOD}"
+        else:
+            self._owner, self._predict, name = module, target, facts.name
+        self._read_types(name)
         self._is_async = inspect.isasyncgenfunction(self._predict) or inspect.iscoroutinefunction(
             self._predict
         )
-        if self._is_async:
-            self._run = self._run_async  # type: ignore[method-assign]  # one of two
         loading = self._load()
         if inspect.isawaitable(loading):
             return self._finish_loading(loading)
@@ -133,7 +133,9 @@ class PythonFileHandler:
     def _load(self) -> Any:
         """Load the model; return a coroutine if `load` is one."""
         load = getattr(self._owner, "load", None)
-        return None if load is None else load(*[self.device][: _parameter_count(load)])
+        if load is None:
+            return None
+        return load(self.device) if inspect.signature(load).parameters else load()
 
     async def _finish_loading(self, loading: Any) -> None:
         await loading
@@ -184,7 +186,11 @@ class PythonFileHandler:
             )
         self._is_batched = [parameter.name for parameter in parameters] == [BATCH]
         result = hints.get("return", inspect.Signature.empty)
-        streams = _is_generator(self._predict) or typing.get_origin(result) in _ITERATORS
+        streams = (
+            inspect.isgeneratorfunction(self._predict)
+            or inspect.isasyncgenfunction(self._predict)
+            or typing.get_origin(result) in _ITERATORS
+        )
         self._reader = RequestReader(parameters, is_batched=self._is_batched)
         result = item_type(result, is_batched=self._is_batched, streams=streams)
         self._writer = ResponseWriter(result, name, nan=self._context.json_nan)
@@ -214,13 +220,12 @@ class PythonFileHandler:
             if context.get_request_header(0, "explain") == "True":
                 raise InvalidInput(f"{context.model_name} has no explanations, only predictions.")
         call = self._read(data, state, context)
-        results = self._run(call, context)
         if self._is_async:
-            return self._finish(call, results, context)
-        return self._write(call, results, context)
+            return self._handle_async(call, context)
+        return self._write(call, self._run(call, context), context)
 
-    async def _finish(self, call: RequestBatch, results: Any, context: Context) -> list[Any]:
-        return self._write(call, await results, context)
+    async def _handle_async(self, call: RequestBatch, context: Context) -> list[Any]:
+        return self._write(call, await self._run_async(call, context), context)
 
     def _read(self, data: list[Any], state: BatchState, context: Context) -> RequestBatch:
         """Read the requests, and make the responses to invalid ones."""
@@ -240,7 +245,7 @@ class PythonFileHandler:
                     value = self._read_tensors(row, metas[position], position, call)
                 else:
                     value = read(row, metas[position], parts.get(position, NO_PARTS))
-            except Invalid as error:
+            except InvalidFields as error:
                 faults[position] = json.dumps({"detail": error.errors})
                 continue
             positions.append(position)
@@ -265,7 +270,7 @@ class PythonFileHandler:
         call.tensor_ids[position] = request_id if isinstance(request_id, str) else None
         return self._reader.read_tensors(tensors)
 
-    def _run(self, call: RequestBatch, context: Context) -> Any:
+    def _run(self, call: RequestBatch, context: Context) -> list[Any]:
         """Return the results of the valid requests; STREAMED for a response that was streamed."""
         try:
             if not self._is_batched:
@@ -281,9 +286,10 @@ class PythonFileHandler:
                 return [self._stream(results, call.positions, context)] * len(call.values)
             return self._check_length(results, len(call.values))
         except Exception as error:
-            raise _with_status(error) from error
+            _raise_status(error)
+            raise
 
-    async def _run_async(self, call: RequestBatch, context: Context) -> Any:
+    async def _run_async(self, call: RequestBatch, context: Context) -> list[Any]:
         try:
             if not self._is_batched:
                 return [
@@ -297,7 +303,8 @@ class PythonFileHandler:
                 return [STREAMED] * len(call.values)
             return self._check_length(results, len(call.values))
         except Exception as error:
-            raise _with_status(error) from error
+            _raise_status(error)
+            raise
 
     def _call(self, value: Any) -> Any:
         return self._predict(**value) if self._reader.has_several else self._predict(value)
@@ -374,21 +381,11 @@ class PythonFileHandler:
         return list(results)
 
 
-def _is_generator(function: Any) -> bool:
-    return inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function)
+def _raise_status(error: Exception) -> None:
+    """Raise a `PredictionException` for an exception of another framework with a status code.
 
-
-def _parameter_count(function: Any) -> int:
-    return len(inspect.signature(function).parameters)
-
-
-def _with_status(error: Exception) -> Exception:
-    """Return the exception of another framework that has a status code as one of tsx.
-
-    FastAPI's, Starlette's and LitServe's HTTPException have the attributes `status_code` and
-    `detail`.
+    HTTPException of FastAPI, Starlette and LitServe has the attributes `status_code` and `detail`.
     """
     status = getattr(error, "status_code", None)
-    if not isinstance(status, int) or not hasattr(error, "detail"):
-        return error
-    return PredictionException(str(error.detail), status)
+    if isinstance(status, int) and hasattr(error, "detail"):
+        raise PredictionException(str(error.detail), status) from error

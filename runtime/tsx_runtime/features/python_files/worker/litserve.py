@@ -51,8 +51,8 @@ class LitServeHandler(PythonFileHandler):
                 setattr(api, name, value)
             if api.spec is not None or not type(api.loop).__module__.startswith("litserve."):
                 raise LoadError(
-                    f"{facts.name} has a spec or a loop of its own, which tsx does not run. Remove it,"
-                    " or serve a model of Hugging Face, which has the API of OpenAI."
+                    f"{facts.name} has a spec or a loop of its own, but tsx runs none. Remove it. To"
+                    " get the API of OpenAI, serve a model of Hugging Face."
                 )
             api.pre_setup()
             api.loop.pre_setup(api)

@@ -11,6 +11,7 @@ from typing import Any
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of, typed_dict
+from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
 from tsx_runtime.worker.codecs.v2_json import MalformedTensors, read_input
 from tsx_runtime.worker.exceptions import form_advice
@@ -22,7 +23,7 @@ BODY = "body"
 WHOLE_NAMES = (BODY, "data")
 
 
-class Invalid(Exception):
+class InvalidFields(Exception):
     """The request does not have the types of the function; `errors` are as in FastAPI."""
 
     def __init__(self, errors: list[dict[str, Any]]) -> None:
@@ -81,7 +82,7 @@ class RequestReader:
             parts: The repeated values of fields, as `{"values": [...]}` by the field's name.
 
         Raises:
-            Invalid: The request does not have the types of the function.
+            InvalidFields: The request does not have the types of the function.
         """
         try:
             if type(row) is not dict:
@@ -95,15 +96,15 @@ class RequestReader:
                 return row
             return self._read_fields(row, meta, parts)
         except ValidationError as error:
-            raise Invalid(_errors(error)) from error
+            raise InvalidFields(_errors(error)) from error
         except ValueError as error:
-            raise Invalid([_error("value_error", [], str(error))]) from error
+            raise InvalidFields([_error("value_error", [], str(error))]) from error
 
     def read_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return the value of a request of the Open Inference Protocol in JSON.
 
         Raises:
-            Invalid: The request does not have the types of the function.
+            InvalidFields: The request does not have the types of the function.
         """
         try:
             row = {str(tensor["name"]): tensor["data"] for tensor in map(read_input, tensors)}
@@ -111,7 +112,7 @@ class RequestReader:
                 row = {BODY: next(iter(row.values()))}
             return self.read(row, "", {})
         except MalformedTensors as error:
-            raise Invalid([_error("value_error", ["inputs"], str(error))]) from error
+            raise InvalidFields([_error("value_error", ["inputs"], str(error))]) from error
 
     def _read_whole(self, value: Any, meta: str) -> Any:
         validator = self._validator
@@ -142,7 +143,7 @@ class RequestReader:
                 names = list(row)
             if not names:
                 message = f"Field required.{form_advice(dict(row))}"
-                raise Invalid([_error("missing", [self._name], message)])
+                raise InvalidFields([_error("missing", [self._name], message)])
             return self._read_whole(row[names[0]], meta if names[0] == BODY else "")
         wholes = [name for name in WHOLE_NAMES if name in row and name not in self._properties]
         if wholes and len(row) == 1:
@@ -202,23 +203,6 @@ def _add_defaults(schema: dict[str, Any], parameters: Sequence[inspect.Parameter
         except (TypeError, ValueError):  # There is no default, or JSON cannot represent it.
             continue
         schema["properties"][parameter.name]["default"] = parameter.default
-
-
-def resolve(schema: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Follow references, and choose the first of several alternatives that is not null."""
-    for _ in range(MAX_ERRORS):  # References may form a cycle.
-        alternatives = [
-            alternative
-            for alternative in schema.get("anyOf", schema.get("oneOf", ()))
-            if alternative.get("type") != "null"
-        ]
-        if "$ref" in schema:
-            schema = root.get("$defs", {}).get(schema["$ref"].rpartition("/")[2], {})
-        elif alternatives:
-            schema = alternatives[0]
-        else:
-            break
-    return schema
 
 
 def _fit(value: Any, schema: Mapping[str, Any]) -> Any:

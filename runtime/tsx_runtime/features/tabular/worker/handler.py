@@ -14,7 +14,8 @@ from pydantic import BeforeValidator, ConfigDict, TypeAdapter
 
 from tsx_runtime.features.python_files.worker.annotations import typed_dict
 from tsx_runtime.features.python_files.worker.handler import PythonFileHandler
-from tsx_runtime.features.python_files.worker.reading import BODY, RequestReader, resolve
+from tsx_runtime.features.python_files.worker.reading import BODY, RequestReader
+from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter
 from tsx_runtime.features.tabular.worker.models import TableModel, load_model
 from tsx_runtime.worker.codecs.requests import content_type_of

@@ -27,7 +27,7 @@ class LitServeFacts(NamedTuple):
         settings: The settings that arguments stand for, by their keys in model-config.yaml.
         attributes: The attributes that `LitServer` sets.
         is_async: Whether the methods are coroutines.
-        unknown: The arguments of the class that are no literals.
+        unknown: The arguments of the class that are not literals.
         unused: The arguments of `LitServer` that are not used.
     """
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,8 @@ import yaml
 
 from tsx_archiver import plan_archive
 from tsx_archiver.packing import PackingPlan
-from tsx_cli.archive.python_file import PythonModel, find_models, is_python_file, python_file_spec
+from tsx_cli.archive.python_files.models import PythonModel, find_models, is_python_file
+from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_cli.common.failure import CliError
 
 MODEL = "class M:\n    def predict(self, item):\n        return item\n"
@@ -66,6 +68,7 @@ LOCAL_MODULES = {
     "all names": ("from star import *", ["star.py", "a.py"]),
     "modules that import each other": ("import one", ["one.py", "two.py"]),
     "the name of an installed module": ("import yaml", ["yaml.py"]),
+    "an extension module": ("import fast", [f"fast{EXTENSION_SUFFIXES[0]}"]),
     "itself": ("import app", []),
     "a module that is linked": ("import linked", ["linked.py"]),
 }
@@ -87,6 +90,7 @@ def test_local_modules_are_packed(write: Write, case: str) -> None:
         "one.py": "import two",
         "two.py": "import one, app",
         "yaml.py": "",
+        f"fast{EXTENSION_SUFFIXES[0]}": "\0",
         "elsewhere/real.py": "",
     }
     write({**files, "app.py": f"{code}\n{MODEL}"})

@@ -1,0 +1,1 @@
+"""Archives for Python files, whose code is read and does not run."""
