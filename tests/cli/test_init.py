@@ -57,7 +57,9 @@ def test_the_default_is_one_python_file_that_passes_the_check(
     lines = [line.partition("#")[0] for line in readme.splitlines() if line.startswith("    ")]
     _, _, predict, archive = map(shlex.split, lines)
     monkeypatch.chdir(tmp_path / name)
-    checked = run(*archive[1:])
+    packed = run(*archive[1:])
+    assert packed.code == 0, packed.err
+    checked = run("archive", f"{predict[2]}.mar", "--check")
     assert checked.code == 0, checked.err
     assert manifest_of(Path(f"{predict[2]}.mar")).handler == "python_file"
     example = read_member(Path(f"{predict[2]}.mar"), "samples/example.json", most=1000)
