@@ -48,6 +48,10 @@ NO_MODEL = f"no class with a method {METHOD}, and no function {METHOD}; add one"
 _READERS = re.compile("Path|join|joinpath|with_name|from_pretrained|open|(load|read)\\w*")
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata
 _SCRIPT_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+# https://packaging.python.org/en/latest/specifications/dependency-specifiers
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9][\w.-]*\s*(\[[\w\s,.-]*\])?\s*([@<>=!~;(][^\r\n]*)?", re.ASCII
+)
 _OWN_FILES = (DEFAULT_CONFIG, REQUIREMENTS, MANIFEST_PATH)  # An archive has its own ones.
 _MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 _WORD_START = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
@@ -243,6 +247,8 @@ def _parse(file: Path) -> ast.Module:
         ) from error
     except ValueError as error:  # null bytes
         raise CliError(f"{file} is not valid Python: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise CliError(f"{file} cannot be read: its expressions are nested too deeply") from error
 
 
 def _method(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Function | None:
@@ -252,7 +258,8 @@ def _method(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Function
             return statement
     for base in node.bases:
         parent = classes.get(base.id) if isinstance(base, ast.Name) else None
-        if parent is not None and parent is not node and (method := _method(parent, classes)):
+        others = {name: other for name, other in classes.items() if other is not node}
+        if parent is not None and parent is not node and (method := _method(parent, others)):
             return method
     return None
 
@@ -328,6 +335,13 @@ def _script_metadata(file: Path) -> dict[str, Any]:
     needed = script.get("dependencies", [])
     if not isinstance(needed, list) or not all(isinstance(line, str) for line in needed):
         raise CliError(f"{file}: `dependencies` in `# /// script` must be a list of texts")
+    # pip would read anything else in a file of requirements as options, files and addresses.
+    for line in needed:
+        if not _REQUIREMENT.fullmatch(line) or " --" in line:
+            raise CliError(
+                f"{file}: {line!r:.200} in `dependencies` is not the requirement of a package, such"
+                " as numpy>=2"
+            )
     return script
 
 

@@ -202,8 +202,26 @@ WRONG = {
         BLOCK.format("# dependencies = 'torch'\n") + MODEL,
         "must be a list",
     ),
+    **{
+        f"the requirement {line!r}": (
+            "app.py",
+            BLOCK.format(f"# dependencies = [{line}]\n") + MODEL,
+            "is not the requirement of a package",
+        )
+        for line in (
+            "'--index-url https://example.com'",
+            "'-r /etc/passwd'",
+            "'numpy', '-e .'",
+            "'/etc/passwd'",
+            "'https://example.com/a.whl'",
+            '"numpy\\n--pre"',
+            "'numpy --global-option=a'",
+        )
+    },
     "two blocks": ("app.py", (BLOCK.format("# x = 1\n") + "\n") * 2 + MODEL, "has 2 blocks"),
     "a broken file": ("app.py", "def (", "app.py is not valid Python, line 1"),
+    "a deep expression": ("app.py", "x = " + "+".join("1" * 100_000), "nested too deeply"),
+    "a circle of classes": ("app.py", "class A(B): ...\nclass B(A): ...", "no class with"),
     "a broken module": ("app.py", "import broken\n" + MODEL, "broken.py is not valid Python"),
 }
 
