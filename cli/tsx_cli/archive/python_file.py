@@ -10,6 +10,7 @@ import sys
 import tokenize
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -27,7 +28,7 @@ from tsx_archiver import (
     split_handler,
 )
 from tsx_archiver.metadata.keys import keys_of
-from tsx_archiver.names import MANIFEST_PATH
+from tsx_archiver.names import MANIFEST_PATH, is_inside
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import extra_paths, files_below
 from tsx_archiver.python_file import HANDLER, LITSERVE, PythonFileFacts
@@ -436,7 +437,7 @@ def _data_files(module: Path, folder: Path) -> Iterator[Path]:
     """Yield the files beside a Python file whose paths it has as texts, and so may open.
 
     A directory must be an argument of a function that reads files, or an operand of `/`. Hidden
-    files, such as .env, are left out.
+    files, such as .env, and links out of a directory are left out.
     """
     bases, names, joined = {folder, module.parent}, set[str](), set[ast.AST]()
     for node in ast.walk(_parse(module)):
@@ -455,7 +456,12 @@ def _data_files(module: Path, folder: Path) -> Iterator[Path]:
             if os.path.isfile(path):  # noqa: PTH113
                 yield path
             elif os.path.isdir(path):  # noqa: PTH112
-                yield from files_below(path)
+                roots = (folder, path)
+                yield from files_below(path, is_left_out=partial(_is_left_out, roots))
+
+
+def _is_left_out(roots: Sequence[Path], path: Path) -> bool:
+    return path.name.startswith(".") or not any(is_inside(path, root) for root in roots)
 
 
 def _path_parts(node: ast.AST) -> Iterator[str]:
