@@ -317,7 +317,12 @@ def extra_paths(extra: str | Sequence[Path | str] | None, warn: Warn | None) -> 
             )
 
 
-def files_below(directory: Path, parents: frozenset[str] = frozenset()) -> Iterator[Path]:
+def files_below(
+    directory: Path,
+    parents: frozenset[str] = frozenset(),
+    *,
+    is_left_out: Callable[[Path], bool] = lambda path: False,
+) -> Iterator[Path]:
     """Yield every file below a directory; links are followed, but not to a parent directory."""
     real_path = os.path.realpath(directory)
     if real_path in parents:
@@ -325,10 +330,12 @@ def files_below(directory: Path, parents: frozenset[str] = frozenset()) -> Itera
             f"{directory} is a link to one of its parent directories. Remove the link."
         )
     for path in sorted(directory.iterdir()):
+        if is_left_out(path):
+            continue
         if not path.is_dir():
             yield path
         elif path.name not in _SKIPPED_DIRECTORIES:
-            yield from files_below(path, parents | {real_path})
+            yield from files_below(path, parents | {real_path}, is_left_out=is_left_out)
 
 
 def planned_file(name: str, path: Path) -> PlannedMember:

@@ -27,7 +27,7 @@ from tests.support.containers import run
 from tests.support.models import make_model
 from tests.support.servers import DEADLINE
 from tsx_archiver import write_archive
-from tsx_cli.archive.python_file import python_file_spec
+from tsx_cli.archive.python_files.spec import python_file_spec
 
 COMPOSE = Path(sys.executable).parent / "podman-compose"
 MISSING = [name for name in ("podman", "debootstrap") if shutil.which(name) is None]

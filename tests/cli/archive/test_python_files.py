@@ -123,6 +123,21 @@ def test_data_files_whose_paths_the_code_has_are_packed(write: Write, case: str)
     assert names() == set(expected)
 
 
+def test_a_directory_has_no_hidden_files_and_no_links_out_of_it(
+    write: Write, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    outside = tmp_path_factory.mktemp("outside")
+    (outside / "secret").write_text("x")
+    files = dict.fromkeys(["data/a", "data/.env", "data/.git/config", "other/b"], "x")
+    write({**files, "app.py": LOADING.format("HERE / 'data', HERE / 'linked'")})
+    Path("data/directory").symlink_to(outside)
+    Path("data/file").symlink_to(outside / "secret")
+    Path("data/within").symlink_to("../other")
+    Path("linked").symlink_to(outside)
+    # A link that the code itself names is followed.
+    assert names() == {"data/a", "data/within/b", "linked/secret"}
+
+
 def test_extra_files_of_the_folder_keep_their_paths(write: Write) -> None:
     write({"x/app.py": MODEL, "x/plugins/a.py": "", "x/plugins/b/c.py": "", "other/d.txt": ""})
     expected = {"plugins/a.py", "plugins/b/c.py", "d.txt"}
@@ -206,8 +221,26 @@ WRONG = {
         BLOCK.format("# dependencies = 'torch'\n") + MODEL,
         "must be a list",
     ),
+    **{
+        f"the requirement {line!r}": (
+            "app.py",
+            BLOCK.format(f"# dependencies = [{line}]\n") + MODEL,
+            "is not the requirement of a package",
+        )
+        for line in (
+            "'--index-url https://example.com'",
+            "'-r /etc/passwd'",
+            "'numpy', '-e .'",
+            "'/etc/passwd'",
+            "'https://example.com/a.whl'",
+            '"numpy\\n--pre"',
+            "'numpy --global-option=a'",
+        )
+    },
     "two blocks": ("app.py", (BLOCK.format("# x = 1\n") + "\n") * 2 + MODEL, "has 2 blocks"),
     "a broken file": ("app.py", "def (", "app.py is not valid Python, line 1"),
+    "a deep expression": ("app.py", "x = " + "+".join("1" * 100_000), "nested too deeply"),
+    "a circle of classes": ("app.py", "class A(B): ...\nclass B(A): ...", "no class with"),
     "a broken module": ("app.py", "import broken\n" + MODEL, "broken.py is not valid Python"),
 }
 

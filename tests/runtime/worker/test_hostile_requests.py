@@ -53,6 +53,7 @@ HOSTILE = {
     "a shape whose product overflows": tensor(shape=[1 << 62, 4]),
     "a shape below zero": tensor(shape=[-2, -1]),
     "a shape of too many sizes": tensor(shape=[1] * 1000 + [2]),
+    "a shape without elements but with lists": tensor(b"", shape=[10**9, 0]),
     "a shape that is none": tensor(shape={"a": 1}),
     "a datatype that is none": tensor(datatype=["FP32"]),
     "bytes that fill no number": tensor(b"\0" * 7, shape=[2]),

@@ -11,12 +11,13 @@ import re
 import sys
 import tokenize
 from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import metadata
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
-from tsx_archiver.names import MANIFEST_PATH
+from tsx_archiver.names import MANIFEST_PATH, is_inside
 from tsx_archiver.opening import DEFAULT_CONFIG
 from tsx_archiver.packing import files_below
 from tsx_cli.common.failure import CliError
@@ -32,6 +33,10 @@ REQUIREMENTS = "requirements.txt"
 _READERS = re.compile("Path|join|joinpath|with_name|from_pretrained|open|(load|read)\\w*")
 # https://packaging.python.org/en/latest/specifications/inline-script-metadata
 _SCRIPT_BLOCK = re.compile(r"(?m)^# /// script$\s(?P<content>(^#(| .*)$\s)+)^# ///$")
+# https://packaging.python.org/en/latest/specifications/dependency-specifiers
+_REQUIREMENT = re.compile(
+    r"[A-Za-z0-9][\w.-]*\s*(\[[\w\s,.-]*\])?\s*([@<>=!~;(][^\r\n]*)?", re.ASCII
+)
 _OWN_FILES = (DEFAULT_CONFIG, REQUIREMENTS, MANIFEST_PATH)  # An archive has its own ones.
 _MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, ".py")
 
@@ -51,6 +56,8 @@ def parse(file: Path) -> ast.Module:
         ) from error
     except ValueError as error:  # null bytes
         raise CliError(f"{file} is not valid Python: {error}") from error
+    except (RecursionError, MemoryError) as error:
+        raise CliError(f"{file} cannot be read: its expressions are nested too deeply") from error
 
 
 def read_script_block(file: Path) -> dict[str, Any]:
@@ -69,6 +76,13 @@ def read_script_block(file: Path) -> dict[str, Any]:
     needed = script.get("dependencies", [])
     if not isinstance(needed, list) or not all(isinstance(line, str) for line in needed):
         raise CliError(f"{file}: `dependencies` in `# /// script` must be a list of texts")
+    # pip would read anything else in a file of requirements as options, files and addresses.
+    for line in needed:
+        if not _REQUIREMENT.fullmatch(line) or " --" in line:
+            raise CliError(
+                f"{file}: {line!r:.200} in `dependencies` is not the requirement of a package, such"
+                " as numpy>=2"
+            )
     return script
 
 
@@ -138,7 +152,7 @@ def find_data_files(module: Path, folder: Path) -> Iterator[Path]:
     """Yield the files beside a Python file whose paths it has as texts, and so may open.
 
     A directory must be an argument of a function that reads files, or an operand of `/`. Hidden
-    files, such as .env, are left out.
+    files, such as .env, and links out of a directory are left out.
     """
     bases, names, joined = {folder, module.parent}, set[str](), set[ast.AST]()
     for node in ast.walk(parse(module)):
@@ -157,7 +171,12 @@ def find_data_files(module: Path, folder: Path) -> Iterator[Path]:
             if os.path.isfile(path):  # noqa: PTH113
                 yield path
             elif os.path.isdir(path):  # noqa: PTH112
-                yield from files_below(path)
+                roots = (folder, path)
+                yield from files_below(path, is_left_out=partial(_is_left_out, roots))
+
+
+def _is_left_out(roots: Sequence[Path], path: Path) -> bool:
+    return path.name.startswith(".") or not any(is_inside(path, root) for root in roots)
 
 
 def _path_parts(node: ast.AST) -> Iterator[str]:

@@ -124,7 +124,8 @@ def _method(node: ast.ClassDef, classes: Mapping[str, ast.ClassDef]) -> Function
             return statement
     for base in node.bases:
         parent = classes.get(base.id) if isinstance(base, ast.Name) else None
-        if parent is not None and parent is not node and (method := _method(parent, classes)):
+        others = {name: other for name, other in classes.items() if other is not node}
+        if parent is not None and parent is not node and (method := _method(parent, others)):
             return method
     return None
 

@@ -188,6 +188,9 @@ class Registrar:
     ) -> ModelVersion:
         if order.archive_first and has_workers(archive.config):
             order = replace(order, initial_workers=None, max_workers=None)
+        is_scaled_by_client = order.initial_workers is not None or (
+            old is not None and old.is_scaled_by_client
+        )
         if old is not None:
             order = inherit_settings(old, order, archive.config)
         order = with_model_settings(order, self._settings.models.get(name))
@@ -214,7 +217,10 @@ class Registrar:
         version_plan = _with_policy(
             version_plan, name, archive.config.batch_policy, self._host.plugins.batch_policies
         )
-        return ModelVersion(name, number, archive, order, version_plan, self._host, environment)
+        version = ModelVersion(name, number, archive, order, version_plan, self._host, environment)
+        if old is not None:  # Inherited numbers of workers are not a client's.
+            version.is_scaled_by_client = is_scaled_by_client
+        return version
 
     def _open(self, path: Path) -> OpenArchive:
         """Open an archive; this blocks."""

@@ -85,7 +85,7 @@ class ToolServer:
         tools = self._tools()
         if params.name not in tools:
             names = ", ".join(sorted(tools)) or "none"
-            text = f"There is no tool {params.name!r}. The tools are: {names}."
+            text = f"There is no tool {params.name!r:.200}. The tools are: {names}."
             raise MCPError(types.INVALID_PARAMS, text)
         version, signature = tools[params.name]
         body: Any = params.arguments or {}

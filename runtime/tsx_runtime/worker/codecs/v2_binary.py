@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import struct
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import prod
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -30,6 +30,7 @@ JsonObject: TypeAlias = dict[str, Any]
 
 SIZE_PARAMETER = "binary_data_size"
 DEFAULT_OUTPUT_NAME = "output"  # the name of a result without names
+MAX_EMPTY_LISTS = 1_000_000
 MAX_LENGTH_DIGITS = 20  # A limit, since `int` raises an error for thousands of digits.
 
 ELEMENT_LENGTH = struct.Struct("<I")  # precedes each element of BYTES
@@ -165,6 +166,7 @@ def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
 
     if datatype == "BYTES":
         return read_bytes(raw, prod(shape))
+    check_empty_shape(shape)
     if datatype == "BF16":
         bits = np.frombuffer(raw, "<u2").astype("<u4")
         return (bits << 16).view("<f4").reshape(shape).view(_list_like_class())
@@ -173,6 +175,16 @@ def array_of(datatype: str, shape: list[int], raw: memoryview) -> Any:
             f"there is no datatype {datatype!r}; there are {', '.join(DTYPES)}, BF16 and BYTES"
         )
     return np.frombuffer(raw, DTYPES[datatype]).reshape(shape).view(_list_like_class())
+
+
+def check_empty_shape(shape: Sequence[int]) -> None:
+    """Refuse an array without elements whose nested lists would fill the memory.
+
+    Raises:
+        ValueError: The lists are too many.
+    """
+    if 0 in shape and prod(shape[: shape.index(0)]) > MAX_EMPTY_LISTS:
+        raise ValueError(f"an array of shape {tuple(shape)!r:.200} has no elements but many lists")
 
 
 def read_bytes(raw: memoryview, count: int) -> list[bytes]:

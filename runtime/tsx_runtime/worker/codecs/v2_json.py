@@ -44,9 +44,9 @@ def read_input(entry: Any) -> dict[str, Any]:
     if hasattr(entry["data"], "dtype"):  # It was binary, and already is an array of that shape.
         return entry
     name, datatype = str(entry["name"]), entry["datatype"]
-    if datatype not in KNOWN_DATATYPES:
+    if not isinstance(datatype, str) or datatype not in KNOWN_DATATYPES:
         raise MalformedTensors(
-            f"Input {name!r} has the datatype {datatype!r}; known are"
+            f"Input {name!r} has the datatype {datatype!r:.200}; known are"
             f" {', '.join(sorted(KNOWN_DATATYPES))}."
         )
     values = (

@@ -131,6 +131,8 @@ def open_image(data: bytes | bytearray | memoryview) -> Image.Image:
     """
     try:
         image = Image.open(io.BytesIO(data))
+        if image.format == "EPS":
+            raise ValueError("EPS is a program, which Ghostscript would run")
         image.load()
     except MemoryError:
         raise

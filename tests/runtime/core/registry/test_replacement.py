@@ -207,6 +207,10 @@ async def test_the_archive_sets_only_limits_that_are_not_set_elsewhere(tmp_path)
             registry, tmp_path / "2", a_handler("2"), config="minWorkers: 2\nbatchSize: 4\n"
         )
         assert (second.min_workers, second.batch_size, second.plan.response_timeout) == (2, 4, 77)
+        # A number that is inherited is not a client's.
+        inherited = await replace(registry, tmp_path / "3", a_handler("3"))
+        last = await replace(registry, tmp_path / "4", a_handler("4"), config="minWorkers: 1\n")
+        assert (inherited.min_workers, last.min_workers) == (2, 1)
 
 
 async def test_a_concurrent_replacement_is_refused(registry, tmp_path):

@@ -235,6 +235,15 @@ def test_a_tool_that_is_not_offered_is_an_error_of_the_protocol(tools, mode, nam
     using(tools, use, mode)
 
 
+def test_the_error_for_an_unknown_tool_has_only_the_beginning_of_its_name(tools):
+    async def use(client: Client) -> None:
+        with pytest.raises(MCPError, match="no tool 'xxx") as raised:
+            await client.call_tool("x" * 2000, {})
+        assert len(str(raised.value)) < 500
+
+    using(tools, use)
+
+
 def test_tools_need_the_inference_token(tools):
     for token in ("", "wrong"):
         with pytest.raises(Exception, match=r"Unauthorized|TaskGroup"):

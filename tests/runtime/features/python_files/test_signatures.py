@@ -214,3 +214,110 @@ async def test_a_version_without_workers_has_the_signature_of_its_last_one(tmp_p
             assert version.workers == []
             assert version.signature is not None
             assert version.signature.input == {"type": "string"}
+
+
+def test_a_fault_in_a_validator_or_a_result_fails_its_request_alone(load: Load) -> None:
+    handler = load(
+        """
+from pydantic import BaseModel, field_validator
+class Item(BaseModel):
+    n: int
+    @field_validator("n")
+    @classmethod
+    def check(cls, n): return 1 // n
+calls = []
+def predict(batch: list[Item | str]):
+    calls.append(1)
+    return ["\\ud800" if item == "bad" else len(calls) for item in batch]
+"""
+    )
+    answers = ask(handler, {"n": 1}, {"n": 0}, "bad", {"n": 1})
+    assert [status for status, _ in answers] == [200, 500, 500, 200]
+    # A retry would have called the function again.
+    assert answers[0][1] == answers[3][1] == 1
+    assert "ZeroDivisionError" in answers[1][1]["message"]
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [
+        pytest.param({"x": {"k" * 30_000: ["a"] * 90}}, id="a long key in each error"),
+        pytest.param({"x": {"k" * 300_000: ["a"] * 1000}}, id="too many errors"),
+        pytest.param({"kind": {"kind": "c" * 300_000}}, id="a value in a message"),
+    ],
+)
+def test_the_errors_of_a_request_are_short(load: Load, request_: Any) -> None:
+    handler = load(
+        IMPORTS
+        + "class Item(BaseModel):\n"
+        + "    x: dict[str, list[int]] = {}\n"
+        + "    kind: Annotated[Cat | Dog, Field(discriminator='kind')] | None = None\n"
+        + "def predict(item: Item): return 1"
+    )
+    ((status, answer),) = ask(handler, request_)
+    assert status == 422
+    assert len(json.dumps(answer)) < 300_000
+
+
+def test_an_error_has_no_input_that_is_no_json(load: Load) -> None:
+    handler = load("def predict(item: list[str]): return item")
+    assert ask(handler, [float("nan")]) == [
+        (
+            422,
+            {
+                "detail": [
+                    {
+                        "type": "string_type",
+                        "loc": ["body", 0],
+                        "msg": "Input should be a valid string",
+                    }
+                ]
+            },
+        )
+    ]
+
+
+def npy_of(shape: str) -> bytes:
+    head = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+    return b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head.encode()
+
+
+@pytest.mark.parametrize(
+    ("annotation", "body"),
+    [
+        ("np.ndarray", npy_of("(1000000000, 0)")),
+        ("np.ndarray", npy_of("(((")),
+        ("np.ndarray", npy_of("(18446744073709551617,)")),
+        ("np.ndarray", npy_of("(True,)")),
+        ("Image", b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"),
+        ("Image", b"no image"),
+    ],
+)
+def test_hostile_files_are_refused(load: Load, annotation: str, body: bytes) -> None:
+    handler = load(
+        "import numpy as np\nfrom PIL.Image import Image\n"
+        f"def predict(item: {annotation}): return 1"
+    )
+    model = a_served_model(handler.handle, handler, context=handler._context)
+    ((status, _, answer),) = answers_of(model, body)
+    (error,) = json.loads(answer)["detail"]
+    assert (status, error["type"]) == (422, "value_error")
+    assert "object at 0x" not in error["msg"]
+    assert "on paths" not in error["msg"]  # Pillow would look for Ghostscript.
+
+
+@pytest.mark.parametrize("nan", ["null", "literal"])
+def test_arrays_within_a_typed_result_are_json(load: Load, nan: str) -> None:
+    handler = load(
+        "import numpy as np\n"
+        "def predict(item: int) -> dict: return {'a': np.arange(2), 'b': np.float32(1.5)}"
+    )
+    handler._writer._nan = nan
+    assert ask(handler, 1) == [(200, {"a": [0, 1], "b": 1.5})]
+
+
+def test_a_datatype_that_is_no_text_is_refused(load: Load) -> None:
+    handler = load("def predict(item: int): return item")
+    tensor = {"name": "item", "datatype": ["INT64"], "shape": [1], "data": [1]}
+    ((status, answer),) = ask(handler, {"inputs": [tensor]})
+    assert (status, answer["detail"][0]["loc"]) == (422, ["body", "inputs"])

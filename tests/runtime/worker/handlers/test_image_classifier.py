@@ -92,6 +92,10 @@ def test_nested_lists_are_used_without_preprocessing(classifier: Worker) -> None
     [
         (a_request(b"this is no image"), "74 68 69 73 20 69 73 20, are not a readable image"),
         (a_request(PHOTO[:-200]), "are not a readable image: OSError"),
+        (
+            a_request(b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n"),
+            "EPS is a program",
+        ),
         (a_request(b""), "an empty body, not an image"),
         (a_request(b"not base64!", "text/plain"), "is not base64"),
         (a_request({}), "holds a dict, not an image"),

@@ -24,6 +24,7 @@ from typing_extensions import NotRequired, Required, TypedDict, is_typeddict
 
 from tsx_runtime.worker.codecs.json_text import EncodedBody
 from tsx_runtime.worker.codecs.tables import UPLOAD_TYPES, frame_of, read_document, records_of
+from tsx_runtime.worker.codecs.v2_binary import check_empty_shape
 
 JSON = "application/json"
 BINARY: dict[str, Any] = {"type": "string", "contentEncoding": "base64"}
@@ -153,8 +154,10 @@ def _read_array(value: Any, dtype: Any = None) -> Any:
             raise ValueError("give JSON, or a file that numpy.save has written")
         try:
             value = np.load(io.BytesIO(value), allow_pickle=False)
-        except (EOFError, OSError, MemoryError) as error:
+        # For a malformed header, numpy raises nearly anything.
+        except Exception as error:
             raise ValueError(f"the .npy file cannot be read: {error}") from error
+        check_empty_shape(value.shape)
     try:
         array: Any = np.asarray(value, dtype).view(np.ndarray)
     except (TypeError, OverflowError) as error:
@@ -184,14 +187,22 @@ def _as_list(value: Any) -> Any:
 
 
 def _read_image(value: Any) -> Any:
-    from PIL import Image
+    from PIL import Image, UnidentifiedImageError
 
     if isinstance(value, Image.Image):
         return value
     try:
         image = Image.open(io.BytesIO(_read_bytes(_parse(value))))
+        if image.format == "EPS":
+            raise ValueError("EPS is a program, which Ghostscript would run")
         image.load()
-    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+    except MemoryError:
+        raise
+    # Pillow's text for an unknown format names an object in memory.
+    except UnidentifiedImageError as error:
+        raise ValueError("the image cannot be read: it has no known format") from error
+    # Pillow's decoders raise nearly anything.
+    except Exception as error:
         raise ValueError(f"the image cannot be read: {error}") from error
     return image
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import logging
 import typing
 from collections.abc import (
     AsyncGenerator,
@@ -27,12 +28,20 @@ from tsx_runtime.features.python_files.worker.reading import InvalidFields, Requ
 from tsx_runtime.features.python_files.worker.writing import ResponseWriter, item_type
 from tsx_runtime.worker.codecs.json_text import EncodedBody, JsonText
 from tsx_runtime.worker.codecs.v2_binary import OutputRequest
-from tsx_runtime.worker.exceptions import BadRows, InvalidInput, LoadError, PredictionException
+from tsx_runtime.worker.exceptions import (
+    BadRows,
+    InvalidInput,
+    LoadError,
+    PredictionException,
+    describe_error,
+)
 from tsx_runtime.worker.handler_api.context import BatchState, Context
 from tsx_runtime.worker.handler_api.loader import import_file, own_file
 
 UNPROCESSABLE = 422
 _ITERATORS = (Iterator, Generator, AsyncIterator, AsyncGenerator)
+
+logger = logging.getLogger("tsx.worker")
 
 NO_PARTS: Mapping[str, Any] = {}
 STREAMED = object()  # the result of a request whose response was streamed
@@ -248,6 +257,12 @@ class PythonFileHandler:
             except InvalidFields as error:
                 faults[position] = json.dumps({"detail": error.errors})
                 continue
+            # The file's own validators may raise anything.
+            except Exception as error:
+                if context.envelope:
+                    raise
+                responses[position] = _failed(error)
+                continue
             positions.append(position)
             values.append(value)
         if faults and context.envelope:
@@ -358,8 +373,9 @@ class PythonFileHandler:
                     response = self._writer.as_arrays(result)
                 else:
                     response = write(result)
-            except PredictionFailed as error:
-                response = error
+            # The methods of a result may raise anything.
+            except Exception as error:
+                response = _failed(error)
             call.responses[position] = response
         return call.responses
 
@@ -379,6 +395,14 @@ class PythonFileHandler:
                 f" its batch; it returned {type(results).__name__}{length}."
             )
         return list(results)
+
+
+def _failed(error: Exception) -> PredictionFailed:
+    """Return the error for a single request, so that the others of its batch do not fail."""
+    if isinstance(error, PredictionFailed):
+        return error
+    logger.error("a request or its result has failed", exc_info=error)
+    return PredictionFailed(f"Prediction failed: {describe_error(error)}")
 
 
 def _raise_status(error: Exception) -> None:

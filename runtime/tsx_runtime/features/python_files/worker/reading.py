@@ -10,6 +10,7 @@ from typing import Any
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
+from tsx_runtime.errors import shortened
 from tsx_runtime.features.python_files.worker.annotations import JSON, adapt, codec_of, typed_dict
 from tsx_runtime.features.python_files.worker.schemas import resolve
 from tsx_runtime.worker.codecs.requests import FORM_TYPE, content_type_of, is_json
@@ -18,6 +19,7 @@ from tsx_runtime.worker.exceptions import form_advice
 
 MAX_ERRORS = 100  # the largest number of errors in a response
 MAX_INPUT_CHARS = 1000  # Larger values are not repeated in an error.
+MAX_ERRORS_SIZE = 250_000_000  # of all errors of a request, before they are shortened
 BODY = "body"
 # Names of the whole input in calls of TorchServe's gRPC API.
 WHOLE_NAMES = (BODY, "data")
@@ -96,7 +98,7 @@ class RequestReader:
                 return row
             return self._read_fields(row, meta, parts)
         except ValidationError as error:
-            raise InvalidFields(_errors(error)) from error
+            raise InvalidFields(_errors(error, _size_of(row))) from error
         except ValueError as error:
             raise InvalidFields([_error("value_error", [], str(error))]) from error
 
@@ -229,14 +231,34 @@ def _text(value: Any) -> str:
     return bytes(value).decode(errors="replace")
 
 
-def _errors(error: ValidationError) -> list[dict[str, Any]]:
-    """Return pydantic's errors in FastAPI's format."""
+def _size_of(row: Any) -> int:
+    """Return the approximate number of characters in a request."""
+    fields = row.items() if isinstance(row, Mapping) else [("", row)]
+    return sum(
+        len(name) + (len(value) if hasattr(value, "__len__") else 1) for name, value in fields
+    )
+
+
+def _errors(error: ValidationError, size: int) -> list[dict[str, Any]]:
+    """Return pydantic's errors in FastAPI's format.
+
+    Each of pydantic's errors may contain the whole request, whose approximate size is `size`.
+    """
+    count = error.error_count()
+    if count * size > MAX_ERRORS_SIZE:
+        return [
+            _error(
+                "too_many_errors", [], f"The request has {count} errors; a shorter one lists them."
+            )
+        ]
     errors = []
     for fault in error.errors(include_url=False, include_context=False)[:MAX_ERRORS]:
-        entry: dict[str, Any] = {**fault, "loc": [BODY, *fault["loc"]]}
+        location = [_short(part) if isinstance(part, str) else part for part in fault["loc"]]
+        entry: dict[str, Any] = {**fault, "loc": [BODY, *location], "msg": _short(fault["msg"])}
         try:
             is_short = len(json.dumps(entry["input"], allow_nan=False)) <= MAX_INPUT_CHARS
-        except (TypeError, ValueError):  # It is not JSON, for example an upload.
+        # It is not JSON, for example an upload or NaN.
+        except (TypeError, ValueError, RecursionError):
             is_short = False
         if not is_short:
             del entry["input"]
@@ -245,4 +267,8 @@ def _errors(error: ValidationError) -> list[dict[str, Any]]:
 
 
 def _error(kind: str, location: list[str], message: str) -> dict[str, Any]:
-    return {"type": kind, "loc": [BODY, *location], "msg": message, "input": None}
+    return {"type": kind, "loc": [BODY, *location], "msg": _short(message), "input": None}
+
+
+def _short(text: str) -> str:
+    return shortened(text, MAX_INPUT_CHARS)

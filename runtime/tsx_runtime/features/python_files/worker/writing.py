@@ -136,10 +136,12 @@ class ResponseWriter:
     def _to_json(self, value: Any) -> bytes:
         try:
             if self._serializer is not None and self._nan == NULL:
-                json_body: bytes = self._serializer.to_json(value, by_alias=True)
+                json_body: bytes = self._serializer.to_json(value, by_alias=True, fallback=_plain)
                 return json_body
             if self._serializer is not None:
-                value = self._serializer.to_python(value, mode="json", by_alias=True)
+                value = self._serializer.to_python(
+                    value, mode="json", by_alias=True, fallback=_plain
+                )
             return to_json(value, inf_nan_mode=_INF_NAN_MODES[self._nan], fallback=_plain)
         except (ValueError, TypeError, RecursionError) as error:
             raise PredictionFailed(f"The result of {self._name} is not JSON: {error}") from error
