@@ -23,6 +23,7 @@ EXTRAS = (
     "grpc",
     "keystore",
     "lambda",
+    "mcp",
     "onnx",
     "openvino",
     "otel",

@@ -81,7 +81,8 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
     compiling_part = _compiling_part(inspection) or next(
         (f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), ""
     )
-    extras = extras_of(manifest.data) + ((EXTRA,) if manifest.handler == TABULAR_HANDLER else ())
+    needed = {EXTRA: manifest.handler == TABULAR_HANDLER, "mcp": inspection.config.mcp}
+    extras = extras_of(manifest.data) + tuple(name for name in needed if needed[name])
     return inspection, Facts(
         archive,
         sha256,

@@ -87,6 +87,12 @@ def test_an_image_gets_the_extra_of_a_model_of_tables(tmp_path: Path) -> None:
         assert f"{package}==" in image.files["locked-tabular.txt"]
 
 
+def test_an_image_gets_the_extra_of_a_model_that_agents_can_call(tmp_path: Path) -> None:
+    _, model = read_archive(archive(tmp_path, "mcp: true\n", b"{}"))
+    image = recipe(spec(), replace(facts(), extras=model.extras), LOCAL)
+    assert "mcp==" in image.files["locked-mcp.txt"]
+
+
 def test_an_image_gets_the_extras_of_its_forms_with_a_note() -> None:
     image = recipe(spec(build={"extras": ["grpc"]}), facts(INT8, ENGINE), LOCAL)
     assert '"tsx-serve[grpc,onnx]==' in image.files["Dockerfile"]
