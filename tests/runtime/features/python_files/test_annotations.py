@@ -156,7 +156,9 @@ WRONG = [
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with serving(["serve", *FILES, *FREE_PORTS], tmp_path_factory.mktemp("typed"), {}) as running:
+    with serving(
+        ["serve", *FILES, "--batch-size", "8", *FREE_PORTS], tmp_path_factory.mktemp("typed"), {}
+    ) as running:
         yield running
 
 
@@ -192,6 +194,24 @@ def test_a_wrong_request_gets_422_with_the_field(client: httpx.Client, case: Cas
     faults = [(fault["loc"], fault["type"]) for fault in response.json()["detail"]]
     assert (location, kind) in faults
     assert all(fault.keys() >= {"loc", "msg", "type"} for fault in response.json()["detail"])
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case.model)
+def test_a_wrong_request_among_eight_is_refused_alone(client: httpx.Client, case: Case) -> None:
+    right = next((other for other in CASES if other.model == case.model), None)
+    right = right or Case(case.model, {"content": PNG}, None)  # The answer is a picture.
+
+    async def send_all() -> list[httpx.Response]:
+        async with httpx.AsyncClient(base_url=client.base_url, timeout=DEADLINE_S) as session:
+            path = f"/predictions/{case.model}"
+            requests = [session.post(path, **right.request) for _ in range(7)]
+            requests.insert(3, session.post(path, **case.request))
+            return await asyncio.gather(*requests)
+
+    responses = asyncio.run(send_all())
+    assert [response.status_code for response in responses] == [200] * 3 + [422] + [200] * 4
+    del responses[3]
+    assert len({response.content for response in responses}) == 1
 
 
 def test_query_parameters_are_fields_where_a_path_has_them(client: httpx.Client) -> None:
