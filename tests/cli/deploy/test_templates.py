@@ -16,7 +16,7 @@ from tsx_cli.main import app
 FOLDER = Path(tsx_templates.__file__).parent
 COMMAND = re.compile(r"(?:&& |RUN |\$\(|run: |^ +)tsx ((?:archive|bench|check) [^\n|&]*)", re.M)
 VALUE = re.compile(r"\{\{.*?\}\}|\[\[.*?\]\]|\$\w+")
-WORD = "lambda"  # in place of a value; it also is a target
+WORD = "lambda"  # the value of all variables, which also is the name of a target
 COMMANDS = sorted(
     {
         match[1].rstrip("\\ ")

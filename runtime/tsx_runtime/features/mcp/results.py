@@ -27,7 +27,8 @@ class ModelResponse:
         self._status = 0
         self._content_type = ""
         self._size = 0
-        self._body = b""  # of a stream of events, the bytes after the last complete event
+        # The body; in a stream of events, only the bytes after the last complete event.
+        self._body = b""
         self._events: list[str] = []
 
     async def send(self, message: Message) -> None:

@@ -18,8 +18,10 @@ from tsx_cli.archive.python_files.spec import python_file_spec
 from tsx_runtime.core.registry.standalone import open_model
 from tsx_runtime.features.python_files.worker.handler import PythonFileHandler
 from tsx_runtime.settings.schema import Settings
+from tsx_runtime.wire import request_meta
 from tsx_runtime.worker.codecs.envelopes import KServeEnvelope
 from tsx_runtime.worker.exceptions import LoadError
+from tsx_runtime.worker.execution.batch import answer_batch, send_nowhere
 from tsx_runtime.worker.handler_api.loader import Coroutines
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
@@ -321,3 +323,22 @@ def test_a_datatype_that_is_no_text_is_refused(load: Load) -> None:
     tensor = {"name": "item", "datatype": ["INT64"], "shape": [1], "data": [1]}
     ((status, answer),) = ask(handler, {"inputs": [tensor]})
     assert (status, answer["detail"][0]["loc"]) == (422, ["body", "inputs"])
+
+
+@pytest.mark.parametrize("annotation", ["", " -> list[torch.Tensor]"])
+def test_a_device_that_is_lost_while_a_result_is_read_replaces_the_worker(
+    load: Load, annotation: str
+) -> None:
+    code = """
+import torch
+class Lost(torch.Tensor):
+    def tolist(self):
+        raise RuntimeError("CUDA error: device-side assert triggered")
+class M:
+    def predict(self, batch: list[int])ANNOTATION:
+        return [torch.ones(1).as_subclass(Lost) for _ in batch]
+"""
+    handler = load(code.replace("ANNOTATION", annotation))
+    model = a_served_model(handler.handle, handler, decode=False)
+    items = [(0, request_meta(f"id-{number}", b"", []), b"1") for number in range(2)]
+    assert answer_batch(model, items, send_nowhere).device_lost

@@ -398,11 +398,21 @@ class PythonFileHandler:
 
 
 def _failed(error: Exception) -> PredictionFailed:
-    """Return the error for a single request, so that the others of its batch do not fail."""
+    """Return the error for a single request, so that the others of its batch do not fail.
+
+    Raises:
+        MemoryError, RuntimeError: The machine or the device has failed, not only the request. An
+            error of CUDA often appears when a result is read from the device.
+    """
+    text = describe_error(error)
+    if isinstance(error, MemoryError):
+        raise error
+    if "CUDA" in text:  # pydantic wraps the original error.
+        raise RuntimeError(text) from error
     if isinstance(error, PredictionFailed):
         return error
     logger.error("a request or its result has failed", exc_info=error)
-    return PredictionFailed(f"Prediction failed: {describe_error(error)}")
+    return PredictionFailed(f"Prediction failed: {text}")
 
 
 def _raise_status(error: Exception) -> None:

@@ -19,7 +19,8 @@ from tsx_runtime.worker.exceptions import form_advice
 
 MAX_ERRORS = 100  # the largest number of errors in a response
 MAX_INPUT_CHARS = 1000  # Larger values are not repeated in an error.
-MAX_ERRORS_SIZE = 250_000_000  # of all errors of a request, before they are shortened
+# The largest number of characters in all errors of a request, before they are shortened.
+MAX_ERRORS_SIZE = 250_000_000
 BODY = "body"
 # Names of the whole input in calls of TorchServe's gRPC API.
 WHOLE_NAMES = (BODY, "data")
