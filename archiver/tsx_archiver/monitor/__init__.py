@@ -1,0 +1,1 @@
+"""The monitoring of a model in its archive: the configuration, and the baseline."""

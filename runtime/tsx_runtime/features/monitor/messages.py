@@ -1,0 +1,72 @@
+"""The messages between a server and its monitor process.
+
+A message is a frame: the sizes of its head and of its body as two 32-bit big-endian numbers, the
+head as JSON, and the body as bytes. The process reads frames from stdin and writes frames to
+stdout. The kinds of messages to the process (`kind` of the head):
+
+| kind | head | body |
+|---|---|---|
+| `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970) | the file of its baseline, or empty |
+| `end` | `model`, and `version` or null for all | |
+| `sample` | `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies | the request's and the answer's body |
+| `call` | `id`, `operation`, `arguments` | the body of the request |
+
+A version is announced again after each change, and with all others after the process was started
+again. The kinds of messages from the process:
+
+| kind | head | body |
+|---|---|---|
+| `ready` | | |
+| `result` | `id`, `status` | the JSON of the response |
+| `state` | `states`: a list of `VersionState` | |
+
+The operations of `call` are `feedback`, `report`, `contests`, `answer_contest`, `quality`; see
+`process/operations.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+FRAME = struct.Struct("!II")
+MAX_HEAD_BYTES = 64 << 20
+
+
+class MonitorSample(NamedTuple):
+    """A request and its answer, as the monitor process gets them."""
+
+    model: str
+    version: str
+    request_id: str
+    at: float  # seconds since 1970 at which the request had arrived
+    seconds: float  # the time until the answer
+    status: int
+    headers: Mapping[str, str]  # of the request, with lower-case names: type and declared ones
+    answer_type: str  # the content type of the answer
+    body: bytes
+    answer: bytes
+
+
+class VersionState(NamedTuple):
+    """The state of a monitored version, for `/metrics`, alerts and rollouts."""
+
+    model: str
+    version: str
+    samples: int  # samples since the process was started
+    windows: int  # complete windows since then
+    drift: float | None  # the largest population stability index in the last window
+    drifted: list[str]  # columns with an alarm, by the last window
+    fields: dict[str, float]  # population stability index by column in the last window
+    feedback: int  # answers whose truth is known
+    accuracy: float | None
+    mean_error: float | None  # mean absolute error
+    problem: str | None  # why something is not computed
+
+
+def encode_frame(head: Mapping[str, Any], *body: bytes) -> bytes:
+    """Return a frame; the parts of the body are joined."""
+    text = json.dumps(head).encode()
+    return b"".join((FRAME.pack(len(text), sum(map(len, body))), text, *body))

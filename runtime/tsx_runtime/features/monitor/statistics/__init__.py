@@ -1,0 +1,1 @@
+"""The statistics of monitoring, for the monitor process and for offline commands."""
