@@ -24,6 +24,7 @@ EXTRAS = (
     "keystore",
     "lambda",
     "mcp",
+    "monitor",
     "onnx",
     "openvino",
     "otel",
