@@ -95,7 +95,7 @@ export function monitorTab(name) {
 
 function hintOf(name, on, any) {
   if (!on) return advice("Compares a share of the requests and answers with a baseline, and tells when they drift. With reported truth it also shows the quality by version. Turn it on here, or with:", `tsx models monitor ${quoted(name)} --share 5%`, "turn on monitoring");
-  return !any && h("p", { class: "quiet" }, "No request has been examined yet. The figures appear after the first requests.");
+  return any ? [] : advice("No request has been examined yet. Send some, until the share has picked the first:", `tsx predict ${quoted(name)} --sample`, "send a request");
 }
 
 function configText({ share, window_samples: samples, window, groups }) {
