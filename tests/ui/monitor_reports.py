@@ -332,8 +332,8 @@ def recorded_request() -> dict[str, Any]:
             "at": NOW,
             "version": "3.0",
             "headers": [["Content-Type", "application/json"]],
-            "body": json.dumps(body),
+            "body": base64.b64encode(json.dumps(body).encode()).decode(),
             "answer_headers": [["content-type", "application/json"]],
-            "answer_base64": base64.b64encode(json.dumps(answer).encode()).decode(),
+            "answer": base64.b64encode(json.dumps(answer).encode()).decode(),
         },
     }

@@ -14,7 +14,8 @@ import { watched } from "./watched.js";
 
 const PERIOD = 5000; // ms between two reports
 const SHOWN_COLUMNS = 20;
-const VERSIONS = ["Version", "Drift", "Largest PSI", "Samples", "Windows", "Baseline", "Monitored"];
+const DEFAULTS = { share: 5, windowSamples: 1000, window: 3600, minDrift: 0.1, minGroup: 20, groups: [] };
+const VERSIONS = ["Version", "Drift", "Significant PSI", "Samples", "Windows", "Baseline", "Monitored"];
 const COLUMNS = ["Field", "Drift", "PSI", "JS distance", "p", "Test", "Missing", "Since"];
 const TESTS = { ks: "Kolmogorov-Smirnov", chi2: "chi-square" };
 const BASELINES = { archive: "of the archive", "first window": "the first window", none: "none" };
@@ -27,7 +28,7 @@ const probability = (value) => (value === null ? "–" : value < 0.0001 ? "< 0.0
 export function monitorTab(name) {
   const where = path("models", name, "monitor");
   const state = chip(), about = h("span", { class: "quiet" }), problem = h("p", { class: "problem", role: "alert" });
-  const start = button("Turn on monitoring", () => monitorDialog(name, null).then(poll.now), { class: "primary", hidden: true });
+  const start = button("Turn on monitoring", () => monitorDialog(name, DEFAULTS, true).then(poll.now), { class: "primary", hidden: true });
   const change = button("Change", () => monitorDialog(name, latest.config).then(poll.now), { hidden: true });
   const stop = button("Turn off", async () => (await ask("Turn off the monitoring? Its windows end; reported truth and contests are kept.", "Turn off"))
     && (await act(stop, "DELETE", where, {}, "The monitoring is off.")) && poll.now(), { hidden: true });
@@ -52,7 +53,8 @@ export function monitorTab(name) {
   }, PERIOD);
 
   function draw() {
-    const { monitoring: on, config, versions: reports, dropped } = latest;
+    const { monitoring: on, versions: reports, dropped } = latest;
+    const config = latest.config ?? DEFAULTS;
     state.update(on ? "ready" : "idle");
     say(state.node, on ? "on" : "off");
     say(about, on ? configText(config) : "");
@@ -98,7 +100,7 @@ function hintOf(name, on, any) {
   return any ? [] : advice("No request has been examined yet. Send some, until the share has picked the first:", `tsx predict ${quoted(name)} --sample`, "send a request");
 }
 
-function configText({ share, window_samples: samples, window, groups }) {
+function configText({ share, windowSamples: samples, window, groups }) {
   return [`${number(share)} % of the requests`, `windows of ${number(samples)} samples or ${typeof window === "number" ? span(window) : window}`, groups.length && `groups by ${groups.join(", ")}`].filter(Boolean).join(", ");
 }
 
@@ -120,7 +122,7 @@ function versionRow({ version }) {
       const [tone, text] = alarmState(now);
       state.className = `chip ${tone}`;
       say(state, text);
-      say(cell["Largest PSI"], index(now.drift));
+      say(cell["Significant PSI"], index(now.drift));
       say(cell.Samples, number(now.samples));
       say(cell.Windows, now.window_samples ? `${number(now.windows)} and ${number(now.window_samples)} samples` : number(now.windows));
       say(cell.Baseline, `${BASELINES[now.baseline]}${now.baseline_rows ? `, ${number(now.baseline_rows)} rows` : ""}`);
@@ -143,14 +145,14 @@ function driftCard(name) {
     const shown = all ? columns : columns.slice(0, SHOWN_COLUMNS);
     const toggle = (column) => { opened.delete(column) || opened.add(column); draw(...latest); };
     const key = (column, part) => `${report.version}/${column.column}/${part}`;
-    const rows = shown.flatMap((column) => [{ key: key(column, "row"), column, make: () => columnRow(column, toggle) },
+    const rows = shown.flatMap((column) => [{ key: key(column, "row"), column, make: () => columnRow(column, config, toggle) },
       ...(opened.has(column.column) ? [{ key: key(column, "charts"), column, make: () => columnCharts(report, config) }] : [])]);
     show(list.node, rows.length);
     keyed(list.body, rows, (row) => row.key, (row) => row.make());
     for (const [text, row] of list.body.kept) row.unfold?.(list.body.kept.has(text.replace(/row$/, "charts")));
     say(more, `Show all ${columns.length} fields`);
     show(more, shown.length < columns.length);
-    say(about, report.windows ? `Inputs and answers of the last window against the baseline (${BASELINES[report.baseline]}), the fields that moved most first. A field raises an alarm by its test and from a PSI of ${number(config?.min_drift ?? 0.1)}.` : "");
+    say(about, report.windows ? `Inputs and answers of the last window against the baseline (${BASELINES[report.baseline]}), the fields that moved most first. A field raises an alarm by its test and from a PSI of ${number(config.minDrift)}.` : "");
     refill(hint, [report.windows > 0, report.baseline, report.window_samples, config], () => driftHint(name, report, config));
   }
   return { node: h("section", { class: "card", "aria-label": "Drift" }, h("h2", {}, "Drift"), about, hint, list.node, h("div", { class: "row end" }, more)), draw };
@@ -159,12 +161,19 @@ function driftCard(name) {
 function driftHint(name, { version, baseline, windows, window_samples: samples }, config) {
   const archive = (find(name)?.versions.find((each) => each.version === version)?.url ?? "").split("/").at(-1) || `${name}.mar`;
   return [
-    ...(windows || !config ? [] : advice(`No window has ended yet: ${number(samples)} of ${number(config.window_samples)} samples; a window also ends after ${span(config.window)} with at least 50 samples. A larger share fills it sooner:`, `tsx models monitor ${quoted(name)} --share 100%`, "monitor all requests")),
+    ...(windows ? [] : advice(`No window has ended yet: ${number(samples)} of ${number(config.windowSamples)} samples; a window also ends after ${span(config.window)} with at least 50 samples. Change the monitoring to a larger share or to smaller windows to see the first one sooner.`)),
     ...(baseline === "archive" ? [] : advice(`The archive has no baseline, so ${baseline === "none" ? "nothing is compared yet" : "the first window stands for it"}. Make one from the training data, and register the archive again:`, `tsx monitor baseline ${quoted(archive)} --input train.csv`, "make a baseline")),
   ];
 }
 
-function columnRow({ column: name }, toggle) {
+function columnState({ alarm, previous_alarm: unlike, psi }, least) {
+  if (alarm) return ["", "alarm"];
+  if (unlike) return ["busy", "unlike the version before"];
+  if (psi === null) return ["off", "not compared"];
+  return psi >= least ? ["off", "not significant"] : ["good", "steady"];
+}
+
+function columnRow({ column: name }, config, toggle) {
   const unfold = h("button", { type: "button", class: "sort unfold", onclick: () => toggle(name) }, name);
   const state = h("span");
   const cell = Object.fromEntries(COLUMNS.slice(1).map((label, place) => [label, h("td", { class: [1, 2, 3, 5].includes(place) ? "number" : place && "long" })]));
@@ -173,8 +182,9 @@ function columnRow({ column: name }, toggle) {
     node: h("tr", {}, cells(COLUMNS, [h("th", { scope: "row", class: "code" }, unfold), ...Object.values(cell)])),
     unfold: (open) => unfold.setAttribute("aria-expanded", String(open)),
     update({ column: now }) {
-      state.className = `chip ${now.alarm || now.previous_alarm ? "" : now.psi === null ? "off" : "good"}`;
-      say(state, now.alarm ? "alarm" : now.previous_alarm ? "unlike the version before" : now.psi === null ? "not compared" : "steady");
+      const [tone, text] = columnState(now, config.minDrift);
+      state.className = `chip ${tone}`;
+      say(state, text);
       say(cell.PSI, index(now.psi));
       say(cell["JS distance"], index(now.js));
       say(cell.Test, now.test ? `${TESTS[now.test]} ${number(now.statistic)}` : "");
@@ -198,32 +208,32 @@ function columnCharts(report, config) {
           ...(histogram.previous ? [{ name: "Version before", color: 1, shares: histogram.previous }] : []),
         ].filter(({ shares }) => shares.length)) : []),
         history.length > 0 && lineChart("PSI by window", [{ name: `version ${report.version}`, color: 0, points: history.map(({ at, value }) => ({ x: at, y: value })) }],
-          { format: (value) => number(value), floor: 0, limit: { value: config?.min_drift ?? 0.1, name: `dashed: ${number(config?.min_drift ?? 0.1)}` } }),
+          { format: (value) => number(value), floor: 0, limit: { value: config.minDrift, name: `dashed: ${number(config.minDrift)}` } }),
         !histogram && !history.length && h("p", { class: "quiet" }, "No window has ended yet."),
       ]);
     },
   };
 }
 
-function monitorDialog(name, config) {
+function monitorDialog(name, config, off = false) {
   const input = (value, more = {}) => h("input", { value: String(value ?? ""), autocomplete: "off", spellcheck: "false", ...more });
-  const share = input(config?.share ?? 5, { type: "number", min: "0.001", max: "100", step: "any", required: true });
-  const samples = input(config?.window_samples ?? 1000, { type: "number", min: "50", max: "100000", required: true });
-  const window = input(config ? `${config.window}s` : "1h", { required: true });
-  const least = input(config?.min_drift ?? 0.1, { type: "number", min: "0.001", max: "10", step: "any", required: true });
-  const groups = input(config?.groups.join(", ")), positive = input(config?.positive);
+  const share = input(config.share, { type: "number", min: "0.001", max: "100", step: "any", required: true });
+  const samples = input(config.windowSamples, { type: "number", min: "50", max: "100000", required: true });
+  const window = input(`${config.window}s`, { required: true });
+  const least = input(config.minDrift, { type: "number", min: "0.001", max: "10", step: "any", required: true });
+  const groups = input(config.groups.join(", ")), positive = input(config.positive);
   const wanted = () => ({
-    ...config, share: Number(share.value), window_samples: Number(samples.value), window: window.value.trim(), min_drift: Number(least.value),
+    ...config, share: Number(share.value), windowSamples: Number(samples.value), window: window.value.trim(), minDrift: Number(least.value),
     groups: groups.value.split(",").map((text) => text.trim()).filter(Boolean), positive: positive.value.trim() || null,
   });
   return formDialog({
-    title: config ? "Change the monitoring" : "Turn on monitoring",
+    title: off ? "Turn on monitoring" : "Change the monitoring",
     about: "A process beside the server examines a share of the requests and their answers. It keeps distributions and counts, and bodies only while the model is recorded.",
-    submit: config ? "Apply" : "Turn on",
+    submit: off ? "Turn on" : "Apply",
     body: [field("Percent monitored", share), field("Samples of a window", samples), field("Longest window", window, "30m, 1h, 1d; with at least 50 samples"), field("Smallest PSI of an alarm", least),
       field("Groups by", groups, "sex, header:x-country: paths in the request, headers, or names in the feedback"), field("Favourable class", positive, "for the selection rate of groups")],
     changes: () => [
-      { name: "Monitored", before: config ? configText(config) : "nothing", after: configText(wanted()) },
+      { name: "Monitored", before: off ? "nothing" : configText(config), after: configText(wanted()) },
       ...(positive.value.trim() ? [{ name: "Favourable class", before: null, after: positive.value.trim() }] : []),
     ],
     work: async () => {

@@ -32,7 +32,7 @@ export function qualityCard(name) {
       refill(content, [known.map(({ version, quality }) => [version, quality]), comparisons, chosen.version], () => (known.length ? [
         ...comparisons.map(({ better, sentence }) => h("p", { class: "verdict" }, h("span", { class: `chip ${better ? "good" : "off"}` }, better ? "decided" : "not decided yet"), " ", sentence)),
         qualityTable(known), h("div", { class: "plots" }, qualityCharts(known, versions)), classesOf(chosen),
-      ] : advice("The truth of no answer is known yet. Report it as soon as it is known; the file has a request_id (header x-request-id of the answer) and the truth in each row:", `tsx feedback ${quoted(name)} truth.csv`, "report the truth")));
+      ] : advice("The truth of no answer is known yet. Report it as soon as it is known; the file has a request_id (header x-request-id of the answer) and the truth in each row:", `tsx feedback truth.csv --model ${quoted(name)}`, "report the truth")));
     },
   };
 }
@@ -61,10 +61,11 @@ function qualityCharts(known, versions) {
 
 function classesOf({ version, quality }) {
   if (!quality?.classes.length) return null;
+  const all = quality.classes.length + quality.hidden_classes;
   const rows = quality.classes.slice(0, SHOWN_CLASSES).map(({ label, precision, recall }) => [label, shareText(precision), number(precision.count), shareText(recall), number(recall.count)]);
   return h("details", { class: "raw", open: quality.classes.length <= 5 }, h("summary", {}, `Precision and recall of version ${version} by class`),
     table(`Classes of version ${version}`, ["Class", "Precision", "Answers", "Recall", "Truths"], rows, [1, 2, 3, 4]),
-    quality.classes.length > SHOWN_CLASSES && h("p", { class: "quiet" }, `The first ${SHOWN_CLASSES} of ${quality.classes.length} classes.`));
+    rows.length < all && h("p", { class: "quiet" }, `The ${rows.length} most frequent of ${all} classes.`));
 }
 
 /** The figures of each group of each attribute, and the differences that a fairness review asks for. */
@@ -75,8 +76,8 @@ export function groupsCard(name) {
     draw({ version, groups, quality }, config) {
       const error = (estimate) => (estimate ? intervalText(estimate, quality?.mean_error ? digits : share) : "–");
       refill(content, [version, groups, config], () => (groups.length
-        ? groups.flatMap((attribute) => attributeParts(attribute, error, config?.min_group))
-        : advice(config?.groups.length ? "No request with these attributes has been examined yet; feedback may name them as well." : "No attribute is declared. Change the monitoring to compare groups of people, by a field of the request, a header, or a name in the feedback:", !config?.groups.length && `tsx models monitor ${quoted(name)} --groups sex`, "compare groups")));
+        ? groups.flatMap((attribute) => attributeParts(attribute, error, config.minGroup))
+        : advice(config.groups.length ? "No request with these attributes has been examined yet; feedback may name them as well." : "No attribute is declared. Name a field of the request, a header, or a name in the feedback, to compare groups of people (Change), or in a file with groups: [sex] and the other keys of the monitoring:", !config.groups.length && `tsx models monitor ${quoted(name)} --file monitor.yaml`, "compare groups")));
     },
   };
 }
@@ -141,7 +142,7 @@ function contestRow(name, where, contest, changed) {
       say(state, now.state);
       say(prediction, `The model answered ${now.prediction ?? "something that is not known any more"}.`);
       show(response, now.state !== "open");
-      say(response, `${now.answered_at ? `${clock(now.answered_at)}: ` : ""}${now.response}${now.truth === null ? "" : ` The right answer is ${now.truth}.`}`);
+      say(response, `${now.answered_at ? `${clock(now.answered_at)}: ` : ""}${now.response}${(now.truth ?? null) === null ? "" : ` The right answer is ${now.truth}.`}`);
       show(answer, now.state === "open");
     },
   };
@@ -167,7 +168,7 @@ function answerDialog(where, { id, reason, prediction }) {
 
 function worstRow(name, where, { request_id: request, version, at, prediction, truth, confidence, error }) {
   const input = requestView(name, where, version, request);
-  const text = `answered ${prediction}${typeof confidence === "number" ? ` (${percent(confidence)} sure)` : ""}, right is ${truth}${typeof error === "number" ? `, error ${digits(error)}` : ""}`;
+  const text = `answered ${prediction}${typeof confidence === "number" ? ` (${percent(confidence)} sure)` : ""}, right is ${truth}${typeof prediction === "number" ? `, error ${digits(error)}` : ""}`;
   return { node: h("details", { ontoggle: (event) => event.target.open && input.open() }, h("summary", {}, h("time", {}, clock(at)), h("span", {}, text)),
     h("p", { class: "quiet code" }, `request ${request}, version ${version}`), h("div", { class: "row" }, input.buttons), input.node) };
 }
@@ -196,10 +197,9 @@ function requestView(name, where, version, id) {
       missing.replaceChildren(...advice("This request was not recorded. To see the next ones, record a share of the requests with their answers:", `tsx models record ${quoted(name)} --share 5% --answers`, "record requests"));
       return;
     }
-    const [request, answer] = ["body", "answer"].map((part) => contentOf(found, part));
-    if (!request) throw new Error("The recorded request is too large to be shown.");
-    recorded = request;
-    node.replaceChildren(await shown(responseOf(request), "Request"), ...(answer ? [await shown(responseOf(answer), "Answer")] : []));
+    recorded = contentOf(found.body, found.headers);
+    const answer = found.answer && (await shown(responseOf(contentOf(found.answer, found.answer_headers)), "Answer"));
+    node.replaceChildren(await shown(responseOf(recorded), "Request"), ...(answer ? [answer] : []));
     show(explain, true);
   });
   const explain = h("button", { type: "button", hidden: true, onclick: attempt(async () => {
@@ -212,12 +212,10 @@ function requestView(name, where, version, id) {
   return { node: h("div", {}, problem, missing, node), buttons: [button, explain], open };
 }
 
-/** The recorded request (`body`) or its answer as `{body, type}`; null if it is not there. */
-function contentOf(recorded, part) {
-  const base64 = recorded[`${part}_base64`];
-  const body = base64 === undefined ? recorded[part] : Uint8Array.from(atob(base64), (letter) => letter.charCodeAt(0));
-  const headers = part === "answer" ? recorded.answer_headers : recorded.headers;
-  return body === undefined ? null : { body, type: headers.find(([header]) => header.toLowerCase() === "content-type")?.[1] ?? "" };
+/** A recorded body, which is base64, with its type. */
+function contentOf(body, headers) {
+  const type = headers.find(([header]) => header.toLowerCase() === "content-type")?.[1] ?? "";
+  return { body: Uint8Array.from(atob(body), (letter) => letter.charCodeAt(0)), type };
 }
 
 const responseOf = ({ body, type }) => new Response(body, { headers: { "content-type": type } });

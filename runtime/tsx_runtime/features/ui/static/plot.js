@@ -8,7 +8,7 @@ const LEFT = 46, RIGHT = 14, TOP = 10, BOTTOM = 22; // pixels around the plot
 const HEIGHT = 150;
 const MAX_BARS = 16; // more bins of quantiles are merged
 const MAX_CATEGORIES = 12;
-const MAX_SPREAD = 100; // times the median width that all bins have; then the bars are equally wide
+const MAX_SPREAD = 20; // of all bins, times what they had with the median width; otherwise the bars are equally wide
 const LABEL_WIDTH = 84; // pixels that a label of the x axis needs
 const DAY = 86400;
 
@@ -32,12 +32,9 @@ export function histograms({ edges, categories }, series) {
 }
 
 function numberCharts(edges, series) {
-  const step = Math.ceil((edges.length + 1) / MAX_BARS);
-  const inner = edges.filter((_, index) => (index + 1) % step === 0);
-  const { borders, equal } = bordersOf(inner);
+  const { last, inner, borders, equal } = barsOf(edges);
   const charts = series.map(({ name, color, shares }) => ({
-    name, color,
-    bars: borders.slice(1).map((_, bar) => shares.slice(bar * step, (bar + 1) * step).reduce((sum, share) => sum + share, 0)),
+    name, color, bars: last.map((bin, bar) => shares.slice(bar ? last[bar - 1] + 1 : 0, bin + 1).reduce((sum, share) => sum + share, 0)),
   }));
   const height = (share, bar) => share / (borders[bar + 1] - borders[bar]);
   const highest = Math.max(...charts.flatMap(({ bars }) => bars.map(height))) || 1;
@@ -64,16 +61,24 @@ function numberCharts(edges, series) {
   });
 }
 
-/** The borders of the bars, from 0 to 1. The first and the last bin are open: each is drawn as wide as its neighbour. */
-function bordersOf(inner) {
-  const widths = inner.slice(1).map((edge, index) => edge - inner[index]);
-  const median = [...widths].sort((one, other) => one - other)[widths.length >> 1];
-  const equal = widths.length > 0 && inner.at(-1) - inner[0] > MAX_SPREAD * median;
-  const borders = equal || !widths.length
-    ? [...inner, 0, 0].map((_, index) => index).slice(0, inner.length + 2)
-    : [inner[0] - widths[0], ...inner, inner.at(-1) + widths.at(-1)];
-  const range = borders.at(-1) - borders[0];
-  return { borders: borders.map((border) => (border - borders[0]) / range), equal };
+/**
+ * Merge the bins between edges into bars: `last` bin of each, `inner` edges between them, and their `borders` from 0 to 1.
+ * A value of many rows has a bin without a width. The first and the last bar are open: each is as wide as its neighbour.
+ */
+function barsOf(edges) {
+  const range = edges.at(-1) - edges[0];
+  const widths = edges.slice(1).map((edge, bin) => edge - edges[bin]).filter((width) => width > range / 1e6).sort((one, other) => one - other);
+  const equal = range > MAX_SPREAD * edges.length * widths[widths.length >> 1];
+  const step = Math.ceil((edges.length + 1) / MAX_BARS), least = equal ? range / 1e6 : range / (2 * MAX_BARS);
+  const last = [];
+  edges.forEach((edge, bin) => {
+    if (!last.length || (bin - last.at(-1) >= step && edge - edges[last.at(-1)] >= least)) last.push(bin);
+  });
+  if (last.length > 1) last[last.length - 1] = edges.length - 1; // what is over the largest edge stays apart
+  const inner = last.map((bin) => edges[bin]);
+  const limits = equal || inner.length < 2 ? [...inner, 0, 0].map((_, bar) => bar) : [2 * inner[0] - inner[1], ...inner, 2 * inner.at(-1) - inner.at(-2)];
+  const total = limits.at(-1) - limits[0];
+  return { last: [...last, edges.length], inner, borders: limits.map((limit) => (limit - limits[0]) / total), equal };
 }
 
 function rangeOf(inner, bar) {
@@ -103,7 +108,7 @@ function categoryCharts(categories, series) {
 export function lineChart(title, series, { format, across = null, floor = null, limit = null, diagonal = false, note = "" }) {
   const points = series.flatMap((line) => line.points);
   const stops = [...new Set(points.map(({ x }) => x))].sort((one, other) => one - other);
-  const [first, last] = diagonal ? [0, 1] : [stops[0], stops.at(-1) === stops[0] ? stops[0] + 1 : stops.at(-1)];
+  const [first, last] = diagonal ? [0, 1] : stops.length > 1 ? [stops[0], stops.at(-1)] : [stops[0] - 1, stops[0] + 1];
   const written = across ?? timeFormat(last - first);
   const heights = [...points.flatMap(({ y, low, high }) => [y, low ?? y, high ?? y]), ...(limit ? [limit.value] : []), ...(diagonal ? [0, 1] : [])];
   const range = Math.max(...heights) - (floor ?? Math.min(...heights));
@@ -163,7 +168,8 @@ function gridOf(width, { x, y, bottom, top, step, first, last, format, written }
   return [
     ...rows.flatMap((value, index) => [s("line", { class: index ? "grid" : "grid floor", x1: LEFT, x2: width - RIGHT, y1: y(value), y2: y(value) }),
       s("text", { class: "axis", x: LEFT - 6, y: y(value) + 4, "text-anchor": "end" }, format(value))]),
-    ...columns.map((value, index) => s("text", { class: "axis", x: x(value), y: HEIGHT - 5, "text-anchor": !index ? "start" : index === places ? "end" : "middle" }, written(value))),
+    ...columns.map((value, index) => s("text", { class: "axis", x: x(value), y: HEIGHT - 5, "text-anchor": !index ? "start" : index === places ? "end" : "middle" },
+      index && written(value) === written(columns[index - 1]) ? "" : written(value))),
   ];
 }
 
