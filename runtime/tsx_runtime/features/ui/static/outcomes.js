@@ -30,7 +30,7 @@ export function qualityCard(name) {
     draw({ versions, comparisons }, chosen) {
       const known = versions.filter(({ quality }) => quality?.answers);
       refill(content, [known.map(({ version, quality }) => [version, quality]), comparisons, chosen.version], () => (known.length ? [
-        ...comparisons.map(({ better, sentence }) => h("p", { class: "verdict" }, h("span", { class: `chip ${better ? "good" : "off"}` }, better ? "decided" : "not decided yet"), " ", sentence)),
+        ...comparisons.map(({ sentence }) => h("p", { class: "verdict" }, sentence)),
         qualityTable(known), h("div", { class: "plots" }, qualityCharts(known, versions)), classesOf(chosen),
       ] : advice("The truth of no answer is known yet. Report it as soon as it is known; the file has a request_id (header x-request-id of the answer) and the truth in each row:", `tsx feedback truth.csv --model ${quoted(name)}`, "report the truth")));
     },
@@ -50,7 +50,7 @@ function qualityCharts(known, versions) {
   const color = (version) => (versions.length - 1 - versions.findIndex((each) => each.version === version)) % 8; // stays when another version comes
   const lines = (list, points) => list.map(({ version, quality }) => ({ name: version, color: color(version), points: points(quality) })).filter((line) => line.points.length);
   const time = (quality) => quality.history.map(({ at, value, ...more }) => ({ x: at, y: value, ...more }));
-  const calibration = (quality) => quality.calibration.map(({ confidence, accuracy }) => ({ x: confidence, y: accuracy.value, ...accuracy }));
+  const calibration = (quality) => quality.calibration.map(({ confidence, accuracy }) => ({ x: confidence, y: accuracy.value, ...accuracy })).filter(({ y }) => y !== null);
   const charts = [
     ["Accuracy over time", lines(known.filter(({ quality }) => quality.accuracy), time), { format: percentLabel }],
     ["Mean error over time", lines(known.filter(({ quality }) => quality.mean_error), time), { format: digits }],
@@ -102,6 +102,7 @@ export function caseCards(name, where, changed) {
   return {
     node: h("div", {}, contests.node, worst.node),
     async load({ monitoring }, chosen) {
+      if (!chosen) return;
       await contests.load(() => get(`${where}/contests`), ({ id }) => id, (contest) => contestRow(name, where, contest, changed),
         () => h("p", { class: "quiet" }, `No answer is contested. Your application contests one for a person with POST /feedback/${name} and {"request_id": ..., "contest": {"reason": ...}}.`));
       await worst.load(async () => (monitoring ? get(`${where}/worst`, { version: chosen.version }) : []), (answer) => `${answer.request_id}/${answer.row}`, (answer) => worstRow(name, where, answer),
