@@ -5,7 +5,7 @@ import { formDialog } from "./dialog.js";
 import { cells, field, h, keyed, liveTable, refill, say, show } from "./dom.js";
 import { chip, tile } from "./figures.js";
 import { clock, number, percent, span } from "./format.js";
-import { live, model as find } from "./live.js";
+import { model as find } from "./live.js";
 import { caseCards, groupsCard, qualityCard } from "./outcomes.js";
 import { histograms, lineChart } from "./plot.js";
 import { quoted } from "./snippets.js";

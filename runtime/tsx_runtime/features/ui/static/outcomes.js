@@ -11,6 +11,7 @@ import { quoted } from "./snippets.js";
 import { advice } from "./talk.js";
 
 const SHOWN_CLASSES = 30;
+const SHOWN_VERSIONS = 8; // in a chart, since there are as many colours
 const DIFFERENCES = {
   demographic_parity: ["Demographic parity", "selection rate"], equal_opportunity: ["Equal opportunity", "false negatives"],
   equalized_odds: ["Equalized odds", "false positives or negatives"], error: ["Error", "error"],
@@ -47,8 +48,8 @@ function qualityTable(known) {
 }
 
 function qualityCharts(known, versions) {
-  const color = (version) => (versions.length - 1 - versions.findIndex((each) => each.version === version)) % 8; // stays when another version comes
-  const lines = (list, points) => list.map(({ version, quality }) => ({ name: version, color: color(version), points: points(quality) })).filter((line) => line.points.length);
+  const color = (version) => (versions.length - 1 - versions.findIndex((report) => report.version === version)) % SHOWN_VERSIONS; // stays when another version comes
+  const lines = (list, points) => list.slice(0, SHOWN_VERSIONS).map(({ version, quality }) => ({ name: version, color: color(version), points: points(quality) })).filter((line) => line.points.length);
   const time = (quality) => quality.history.map(({ at, value, ...more }) => ({ x: at, y: value, ...more }));
   const calibration = (quality) => quality.calibration.map(({ confidence, accuracy }) => ({ x: confidence, y: accuracy.value, ...accuracy })).filter(({ y }) => y !== null);
   const charts = [

@@ -50,6 +50,7 @@ function numberCharts(edges, series) {
       const floor = s("line", { class: "grid floor", x1: 6, x2: width - 6, y1: y(0), y2: y(0) });
       let free = 0;
       const labels = inner.flatMap((edge, index) => {
+        if (edge === null) return [];
         const middle = x(borders[index + 1]), half = 4 * digits(edge).length;
         if (middle - half < free || middle + half > width) return [];
         free = middle + half + 14;
@@ -63,28 +64,36 @@ function numberCharts(edges, series) {
 
 /**
  * Merge the bins between edges into bars: `last` bin of each, `inner` edges between them, and their `borders` from 0 to 1.
- * A value of many rows has a bin without a width. The first and the last bar are open: each is as wide as its neighbour.
+ * The first and the last bar are open: each is as wide as its neighbour. So is a first bin that holds only the smallest value;
+ * the edge before it is null.
  */
 function barsOf(edges) {
-  const range = edges.at(-1) - edges[0];
-  const widths = edges.slice(1).map((edge, bin) => edge - edges[bin]).filter((width) => width > range / 1e6).sort((one, other) => one - other);
-  const equal = range > MAX_SPREAD * edges.length * widths[widths.length >> 1];
-  const step = Math.ceil((edges.length + 1) / MAX_BARS), least = equal ? range / 1e6 : range / (2 * MAX_BARS);
+  const places = [...edges], tiny = 1e-9 * Math.max(Math.abs(edges[0]), Math.abs(edges.at(-1)), Number.MIN_VALUE);
+  const single = edges.length > 1 && edges[1] - edges[0] <= tiny;
+  if (single) places[0] = edges.length > 2 ? 2 * edges[1] - edges[2] : edges[1] - 1;
+  const range = places.at(-1) - places[0];
+  const widths = places.slice(1).map((place, bin) => place - places[bin]).filter((width) => width > tiny).sort((one, other) => one - other);
+  const equal = range > MAX_SPREAD * places.length * widths[widths.length >> 1];
+  const step = Math.ceil((edges.length + 1) / MAX_BARS), least = equal ? tiny : range / (2 * MAX_BARS);
   const last = [];
-  edges.forEach((edge, bin) => {
-    if (!last.length || (bin - last.at(-1) >= step && edge - edges[last.at(-1)] >= least)) last.push(bin);
+  places.forEach((place, bin) => {
+    if (!last.length || (bin - last.at(-1) >= step && place - places[last.at(-1)] >= least)) last.push(bin);
   });
   if (last.length > 1) last[last.length - 1] = edges.length - 1; // what is over the largest edge stays apart
-  const inner = last.map((bin) => edges[bin]);
+  const inner = last.map((bin) => places[bin]);
   const limits = equal || inner.length < 2 ? [...inner, 0, 0].map((_, bar) => bar) : [2 * inner[0] - inner[1], ...inner, 2 * inner.at(-1) - inner.at(-2)];
   const total = limits.at(-1) - limits[0];
+  if (single) inner[0] = null;
   return { last: [...last, edges.length], inner, borders: limits.map((limit) => (limit - limits[0]) / total), equal };
 }
 
 function rangeOf(inner, bar) {
   if (!inner.length) return "of all kinds";
-  if (!bar) return `up to ${digits(inner[0])}`;
-  return bar === inner.length ? `over ${digits(inner.at(-1))}` : `${digits(inner[bar - 1])} to ${digits(inner[bar])}`;
+  const [low, high] = [inner[bar - 1], inner[bar]];
+  if (high === null) return `under ${digits(inner[1])}`;
+  if (low === null) return `of ${digits(high)}`;
+  if (!bar) return `up to ${digits(high)}`;
+  return high === undefined ? `over ${digits(low)}` : `${digits(low)} to ${digits(high)}`;
 }
 
 function categoryCharts(categories, series) {
@@ -95,7 +104,7 @@ function categoryCharts(categories, series) {
     h("ol", { class: "bars", "aria-label": `${name}: share of the rows by category` }, order.slice(0, MAX_CATEGORIES).map((index) => {
       const bar = h("span", { class: `bar c${color}` });
       bar.style.width = `${(100 * (shares[index] ?? 0)) / most}%`;
-      return h("li", {}, h("span", { class: "label" }, categories[index]), h("span", { class: "track", "aria-hidden": "true" }, bar), h("span", { class: "number" }, percent(shares[index] ?? 0)));
+      return h("li", {}, h("span", { class: "label", title: categories[index] }, categories[index]), h("span", { class: "track", "aria-hidden": "true" }, bar), h("span", { class: "number" }, percent(shares[index] ?? 0)));
     })),
     order.length > MAX_CATEGORIES && h("p", { class: "quiet small" }, `${order.length - MAX_CATEGORIES} rarer categories are not shown.`)));
 }
