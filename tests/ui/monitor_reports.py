@@ -126,14 +126,14 @@ def columns(seed: int, shifts: dict[str, float], *, previous: bool = True) -> li
     """Return 20 columns; those in `shifts` have drifted."""
     random = np.random.default_rng(seed)
     numbers = [f"input.{name}" for name in NUMBERS] + ["answer.confidence", "answer.entropy"]
-    made = [
+    drifts = [
         number_column(random, name, shifts.get(name, 0.0), previous=previous) for name in numbers
     ]
     for name in [*CATEGORIES, "answer.class"]:
         column = category_column(random, name, shifts.get(name, 0.0), previous=previous)
         full = name if name.startswith("answer") else f"input.{name}"
-        made.append(column.model_copy(update={"column": full}))
-    return made
+        drifts.append(column.model_copy(update={"column": full}))
+    return drifts
 
 
 def quality(seed: int, accuracy: float, answers: int) -> Quality:
@@ -145,10 +145,10 @@ def quality(seed: int, accuracy: float, answers: int) -> Quality:
         classes=[
             ClassQuality(
                 label=label,
-                precision=estimate(accuracy - 0.03 * place, answers // (place + 2)),
-                recall=estimate(accuracy + 0.02 - 0.04 * place, answers // (place + 2)),
+                precision=estimate(accuracy - 0.03 * index, answers // (index + 2)),
+                recall=estimate(accuracy + 0.02 - 0.04 * index, answers // (index + 2)),
             )
-            for place, label in enumerate(ANSWERS)
+            for index, label in enumerate(ANSWERS)
         ],
         calibration=[
             CalibrationBin(
