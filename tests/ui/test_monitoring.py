@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 from tests.support.models import make_model
@@ -21,6 +22,7 @@ from tests.ui.browser_helpers import (
     expect_text,
     fill,
     open_view,
+    predict,
 )
 from tests.ui.conftest import ECHO
 from tsx_runtime.features.monitor.report import MonitorReport, VersionReport
@@ -73,6 +75,62 @@ def show_report(page: Any, server: Running, report: MonitorReport) -> list[Any]:
 
 def region(page: Any, name: str) -> Any:
     return page.get_by_role("region", name=name, exact=True)
+
+
+def test_monitoring_is_turned_on_fed_and_turned_off(page: Any, served: Running) -> None:
+    recording = httpx.put(
+        f"{served.address('models')}/models/credit/record", json={"share": 100, "answers": True}
+    )
+    assert recording.status_code == 200
+    open_view(page, served, ROUTE)
+    expect_text(page, "tsx models monitor credit --share 5%")
+    click(page, "Turn on monitoring", exact=True)
+    dialog = page.get_by_role("dialog", name="Turn on monitoring")
+    fill(dialog, "Percent monitored", "100")
+    fill(dialog, "Samples of a window", "50")
+    fill(dialog, "Longest window", "soon")
+    click(dialog, "Turn on")
+    expect(dialog.get_by_role("alert")).to_contain_text("soon")
+    fill(dialog, "Longest window", "1d")
+    click(dialog, "Turn on")
+    expect_text(page, "100 % of the requests, windows of 50 samples or 24 h")
+    check_accessibility(page, "without a request")
+    # The kinds of the fields are guessed from the first 50 requests.
+    shares = [number / 160 for number in range(160)]
+    answers = [
+        predict(served, "credit", json={"approved": share, "declined": 1 - share})
+        for share in shares
+    ]
+    version = region(page, "Monitored versions").get_by_role("row").nth(1)
+    expect(version).to_contain_text("2 and 10 samples")
+    field = page.get_by_role("button", name="input.approved")
+    field.click()
+    expect(field).to_have_attribute("aria-expanded", "true")
+    feedback: list[dict[str, Any]] = [
+        {"request_id": answer.headers["x-request-id"], "truth": "approved"} for answer in answers
+    ]
+    feedback[0]["contest"] = {"reason": "It was not me."}
+    reported = httpx.post(f"{served.address('predictions')}/feedback/credit", json=feedback)
+    assert reported.json()["accepted"] == 160
+    expect(region(page, "Quality by version, with 95 % intervals")).to_contain_text("160")
+    expect(region(page, "Worst answers").locator("details").first).to_contain_text(
+        "answered declined (100.0 % sure), right is approved"
+    )
+    contests = region(page, "Contested answers")
+    contests.get_by_text("It was not me.").click()
+    click(contests, "Show the request")
+    expect_text(contests, "Raw request", exact=False)
+    click(contests, "Explain")
+    expect_text(contests, "Raw explanation", exact=False)
+    click(contests, "Answer", exact=True)
+    dialog = page.get_by_role("dialog", name="Answer the contest")
+    fill(dialog, "Response", "We have looked at it.")
+    click(dialog, "Answer")
+    expect_text(contests, "We have looked at it.", exact=False)
+    expect_text(contests, "upheld", exact=True)
+    click(page, "Turn off")
+    click(page.get_by_role("dialog"), "Turn off")
+    expect_text(page, "tsx models monitor credit --share 5%")
 
 
 def test_versions_and_the_fields_that_moved_first_are_shown(page: Any, served: Running) -> None:
