@@ -14,7 +14,6 @@ import queue
 import threading
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
 
 import urllib3
 
@@ -24,7 +23,6 @@ from tsx_runtime.shared.redaction import redacted
 MAX_WAITING_BYTES = 32 << 20
 TIMEOUT_S = 5.0
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after failures
-NAMESPACE_FILE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 TYPE = "org.kubeflow.serving.inference."
 
 logger = logging.getLogger("tsx.monitor")
@@ -40,16 +38,13 @@ class EventSender:
         problem: Why the last sample was not accepted.
     """
 
-    def __init__(self, url: str, source: str = "tsx") -> None:
-        """Start the thread; `source` identifies the server to the receiver."""
+    def __init__(self, url: str, source: str = "tsx", namespace: str = "") -> None:
+        """Start the thread; `source` and a namespace of Kubernetes tell where samples are from."""
         self.sent = self.dropped = self.failed = 0
         self.problem: str | None = None
         self._url = url
         self._source = source
-        try:
-            self._namespace = NAMESPACE_FILE.read_text().strip()
-        except OSError:
-            self._namespace = ""
+        self._namespace = namespace
         self._samples: queue.SimpleQueue[MonitorSample | None] = queue.SimpleQueue()
         # Each is changed by one thread, and their difference waits.
         self._queued_bytes = self._done_bytes = 0
