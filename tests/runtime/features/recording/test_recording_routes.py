@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.runtime.conftest import TALKER, RunningServer, make_settings, running_server
+from tests.runtime.conftest import DEADLINE, TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tests.support.platforms.s3_server import s3_server
+from tests.support.platforms.s3_server import BUCKET, s3_server
 from tsx_runtime.features.recording.feature import RecordingFeature
 from tsx_runtime.recordings import Recorded, read
 
@@ -168,3 +170,32 @@ def test_a_failed_upload_is_the_problem_of_a_recording(store: Path) -> None:
             server.call(lambda: manager.before_freeze(60, ends=True))
             report = recording(server)
             assert (report["recorded"], "NoSuchBucket" in report["problem"]) == (1, True)
+
+
+@pytest.mark.usefixtures("processes")
+@pytest.mark.parametrize(
+    ("interval", "body"), [(1, b"waits"), (3600, b"x" * 20_000)], ids=["waiting", "full"]
+)
+def test_waiting_requests_and_full_files_are_uploaded_in_the_background(
+    store: Path, interval: int, body: bytes
+) -> None:
+    with s3_server() as s3:
+        settings = make_settings(
+            store,
+            record_url=f"s3://{BUCKET}",
+            record_upload_interval=interval,
+            s3_endpoint_url=s3.meta.endpoint_url,
+        )
+        with running_server(settings) as server:
+            server.register("talker.mar", initial_workers=1)
+            put_record(server, max_size="80KiB")
+            manager = server.registry.feature(RecordingFeature).recorders
+            task = server.call(lambda: asyncio.ensure_future(manager.upload_repeatedly()))
+            server.ask(body)
+            server.ask(body)
+            end = time.monotonic() + DEADLINE
+            while not (listing := s3.list_objects_v2(Bucket=BUCKET)).get("KeyCount"):
+                assert time.monotonic() < end
+                time.sleep(0.02)  # The server of S3 runs in this process.
+            assert listing["Contents"][0]["Key"].startswith("talker/")
+            server.call(task.cancel)
