@@ -22,7 +22,7 @@ from tsx_runtime.core.scheduling.strategies import EntryPoint, entry_point, make
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
-from tsx_runtime.core.workers.signature import ModelSignature, InputKinds
+from tsx_runtime.core.workers.signature import InputKinds, ModelSignature
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest

@@ -15,8 +15,8 @@ from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch
 from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.signature import (
-    ModelSignature,
     InputKinds,
+    ModelSignature,
     read_monitor_fields,
     read_signature,
 )

@@ -36,7 +36,7 @@ from tsx_runtime.core.workers.instance import (
     was_out_of_memory,
 )
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.signature import ModelSignature, InputKinds
+from tsx_runtime.core.workers.signature import InputKinds, ModelSignature
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
