@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from tsx_archiver.monitor.config import MonitorConfig
+from tsx_runtime.core.comparison.quality import Metric
 
 
 class Estimate(BaseModel):
@@ -76,7 +77,8 @@ class Quality(BaseModel):
 
     answers: int = Field(description="number of answers with a known truth")
     accuracy: Estimate | None = Field(None, description="null if the answers are numbers")
-    classes: list[ClassQuality] = []
+    classes: list[ClassQuality] = Field([], description="the most frequent 100 classes")
+    hidden_classes: int = Field(0, description="number of the other classes")
     calibration: list[CalibrationBin] = []
     calibration_error: float | None = Field(
         None, description="mean difference of confidence and accuracy (ECE)"
@@ -104,10 +106,13 @@ class GroupFigures(BaseModel):
     confidence: float | None = None
 
 
+DifferenceName = Literal["demographic_parity", "equal_opportunity", "equalized_odds", "error"]
+
+
 class GroupDifference(BaseModel):
     """A difference that a fairness review asks for."""
 
-    name: Literal["demographic_parity", "equal_opportunity", "equalized_odds", "error"]
+    name: DifferenceName
     difference: Estimate = Field(description="largest difference between two groups")
     groups: tuple[str, str] = Field(description="the group with the larger, and the smaller figure")
 
@@ -144,7 +149,7 @@ class VersionReport(BaseModel):
 class VersionComparison(BaseModel):
     """The comparison of two versions by the truth that clients have reported."""
 
-    metric: Literal["accuracy", "mean_error"]
+    metric: Metric
     old: str
     new: str
     difference: Estimate = Field(
