@@ -12,10 +12,9 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.feature import Families, Feature, Labels, ServerApp
-from tsx_runtime.features.monitor.manager import INSTALL, PACKAGES, MonitorManager
-from tsx_runtime.features.monitor.metrics import add_process, add_state
-from tsx_runtime.features.monitor.quality_source import MonitoredQuality
-from tsx_runtime.features.monitor.settings import MonitorModelSettings
+from tsx_runtime.features.monitor.manager import MonitorManager
+from tsx_runtime.features.monitor.metrics import MonitoredQuality, add_process, add_state
+from tsx_runtime.features.monitor.settings import INSTALL, PACKAGES, MonitorModelSettings
 
 
 class MonitorFeature(Feature):
@@ -63,7 +62,7 @@ class MonitorFeature(Feature):
         add_process(families, self.manager, host)
 
     def hand_over(self) -> None:
-        self._ending = self.manager.hand_over()
+        self._ending = self.manager.end()
 
     async def close(self) -> None:
-        await (self._ending or self.manager.hand_over())
+        await (self._ending or self.manager.end())

@@ -12,13 +12,13 @@ from collections import Counter
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import WeakKeyDictionary
 
 from pydantic import ValidationError
 
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER
 from tsx_archiver.monitor.config import HEADER_PREFIX, MonitorConfig
-from tsx_runtime.core.hidden_credentials import hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
@@ -34,24 +34,13 @@ from tsx_runtime.features.monitor.settings import (
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
-MAX_SAMPLE_BYTES = 4 << 20  # limit of a sample's body, and of its answer
-STORE_VARIABLE = "TSX_MONITOR_STORE"  # Other users can read the arguments of a process.
-PACKAGES = ("scipy", "sqlalchemy")
-INSTALL = "needs the extra monitor, which is not installed: pip install 'tsx-serve[monitor]'"
-NO_STORE = "There is no place for answers. Set monitor_store, or set state_dir to a directory."
-EXPLANATION = b"\r\nexplain: True\r\n"  # the header of a request whose answer is an explanation
-
 COMMAND = (sys.executable, *run_module("tsx_runtime.features.monitor.process.main"))
+STORE_VARIABLE = "TSX_MONITOR_STORE"  # Other users can read the arguments of a process.
+MAX_SAMPLE_BYTES = 4 << 20  # limit of a sample's body, and of its answer
+EXPLANATION = b"\r\nexplain: True\r\n"  # the header of a request whose answer is an explanation
+NO_STORE = "There is no place for answers. Set monitor_store, or set state_dir to a directory."
 
 logger = logging.getLogger("tsx.monitor")
-
-
-class Announcement(NamedTuple):
-    """What the monitor process was told about a version."""
-
-    version: ModelVersion
-    head: dict[str, Any]
-    baseline: bytes
 
 
 class RequestSampler:
@@ -59,24 +48,9 @@ class RequestSampler:
 
     def __init__(self, config: MonitorConfig, channel: MonitorChannel) -> None:
         self.config = config
+        self.header = header_pattern(())
         self.dropped: Counter[str] = Counter()
         self._channel = channel
-        self._header = re.compile(b"")
-        self.set_fields(())
-
-    def set_fields(self, paths: Iterable[str]) -> None:
-        """Send the headers that the configuration or these paths name, and the content type."""
-        config = self.config
-        paths = [*paths, *(config.fields or ()), *config.groups, config.key or ""]
-        names = {
-            path.removeprefix(HEADER_PREFIX).encode("latin-1", "replace")
-            for path in paths
-            if path.startswith(HEADER_PREFIX)
-        }
-        names |= {b"content-type", TENSORS_HEAD}
-        self._header = re.compile(
-            rb"\r\n(%b): ([^\r\n]*)" % b"|".join(sorted(map(re.escape, names))), re.IGNORECASE
-        )
 
     def should_observe(self, draw: float) -> bool:
         return draw * 100 < self.config.share
@@ -107,13 +81,12 @@ class RequestSampler:
             "status": answer.status,
             "headers": {
                 name.decode("latin-1").lower(): value.decode("latin-1")
-                for name, value in self._header.findall(job.meta)
+                for name, value in self.header.findall(job.meta)
             },
             "answer_type": content_type_of(answer.headers),
             "sizes": (len(body), len(answer.body)),
         }
-        reason = self._channel.send(encode_frame(head, body, answer.body))
-        if reason is not None:
+        if reason := self._channel.send(encode_frame(head, body, answer.body)):
             self.dropped[reason] += 1
 
 
@@ -122,28 +95,24 @@ class MonitorManager:
 
     def __init__(self, registry: Registry) -> None:
         settings = MonitorSettings.of(registry.settings)
-        self._registry = registry
+        store = store_location(settings.monitor_store, registry.state.directory)
+        self.registry = registry
+        self.samplers: dict[str, RequestSampler] = {}  # by the names of the monitored models
+        self.states: dict[tuple[str, str], VersionState] = {}  # by model and version
         self._is_enabled = False
-        self.samplers: dict[str, RequestSampler] = {}
-        self._announced: dict[tuple[str, str], Announcement] = {}
-        # By the name and number of a version.
-        self.states: dict[tuple[str, str], VersionState] = {}
-        self.store = store = store_location(settings.monitor_store, registry.state.directory)
-        hidden = hidden_variables(registry.settings, os.environ)
-        variables = {
-            name: value
-            for name, value in os.environ.items()
-            if name not in hidden or name.startswith("PG")  # such as PGPASSWORD
-        }
+        # What the process was told about each version, without and with the baseline.
+        self._announced: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}
+        self._registered: WeakKeyDictionary[ModelVersion, float] = WeakKeyDictionary()
+        self._has_store = store is not None
+        self._file = None if store is None or store.startswith(POSTGRES) else Path(store)
         command = [*COMMAND, "--retention", str(settings.monitor_retention)]
         if settings.monitor_events_url is not None:
             command += ["--events", settings.monitor_events_url]
-        self._file = None if store is None or store.startswith(POSTGRES) else Path(store)
         self.channel = MonitorChannel(
             command,
-            variables | ({} if store is None else {STORE_VARIABLE: store}),
+            os.environ | {STORE_VARIABLE: store or ""},
             None if self._file is None else self._file.with_name(f"{self._file.name}.lock"),
-            lambda: [_frame(announcement) for announcement in self._announced.values()],
+            lambda: [frame for _, frame in self._announced.values()],
             self._on_states,
         )
 
@@ -151,9 +120,9 @@ class MonitorManager:
         """Monitor models from now on; a function on Lambda and commands never do."""
         if not self._is_enabled:
             self._is_enabled = True
-            self._registry.traffic_manager.on_traffic.append(self._update)
-            self._registry.on_readiness.append(self._announce_all)
-            for name in list(self._registry.models):
+            self.registry.traffic_manager.on_traffic.append(self._update)
+            self.registry.on_readiness.append(self._announce_all)
+            for name in self.registry.models:
                 self._update(name)
 
     def find(self, name: str) -> RequestSampler | None:
@@ -162,7 +131,7 @@ class MonitorManager:
         Raises:
             ModelNotFound: No model has this name.
         """
-        self._registry.find(name)
+        self.registry.find(name)
         return self.samplers.get(name)
 
     def set(self, name: str, config: MonitorConfig | None) -> None:
@@ -172,57 +141,47 @@ class MonitorManager:
             ModelNotFound: No model has this name.
             Conflict: The server has no place for the answers.
         """
-        self._registry.find(name)
-        if config is not None and self.store is None:
+        self.registry.find(name)
+        if config is not None and not self._has_store:
             raise Conflict(NO_STORE)
         saved = False if config is None else config.model_dump(mode="json")
-        self._registry.state.save(name, monitor=saved)
+        self.registry.state.save(name, monitor=saved)
         self._update(name)
 
     def check_store(self, name: str) -> None:
-        """Check that there may be answers of a model that clients can give feedback on.
+        """Check that there may be stored answers of a model.
 
         Raises:
             ModelNotFound: No model has this name.
             Conflict: There are none.
         """
         sampler = self.find(name)
-        if self.store is None:
+        if not self._has_store:
             raise Conflict(NO_STORE)
         if sampler is None and self._file is not None and not self._file.exists():
             raise Conflict(
-                f"Model {name} is not monitored, so feedback has no answers to join. Turn it on:"
-                f" tsx models monitor {name}, or PUT /models/{name}/monitor"
+                f"Model {name} is not monitored, so no answers are stored. Turn it on: tsx models"
+                f" monitor {name}, or PUT /models/{name}/monitor"
             )
 
-    def version_of(self, name: str, version: str | None) -> str:
-        """Return the number of a version or label, or of the default version.
-
-        Raises:
-            ModelNotFound, ModelVersionNotFound: It does not exist.
-        """
-        return self._registry.find(name, version).version
-
-    def hand_over(self) -> asyncio.Task[None]:
-        """Stop monitoring, because another server replaces this one and its monitor process."""
+    def end(self) -> asyncio.Task[None]:
+        """Stop monitoring; the task ends once the process has stored everything."""
         self._is_enabled = False
         for name in list(self.samplers):
             self._stop(name)
         return asyncio.get_running_loop().create_task(self.channel.close())
 
     def _config_of(self, name: str) -> MonitorConfig | None:
-        model = self._registry.models.get(name)
-        if model is None:
+        model = self.registry.models.get(name)
+        if model is None or not self._is_enabled:
             return None
-        saved = self._registry.state.load(name).get("monitor")
-        if saved is False:
-            return None
+        saved = self.registry.state.load(name).get("monitor")
         if saved is not None:
             try:
-                return MonitorConfig.model_validate(saved)
+                return MonitorConfig.model_validate(saved) if saved else None
             except ValidationError as error:
                 logger.warning("model %s: its saved monitoring cannot be used: %s", name, error)
-        setting = MonitorModelSettings.of(self._registry.settings.models, name).monitor
+        setting = MonitorModelSettings.of(self.registry.settings.models, name).monitor
         if setting is not None:
             return setting or None
         versions = [model.versions[model.default], *model.versions.values()]
@@ -230,82 +189,75 @@ class MonitorManager:
 
     def _update(self, name: str) -> None:
         """Start or stop to monitor a model after it, its configuration or its versions changed."""
-        config = self._config_of(name) if self._is_enabled else None
-        if config is not None and self.store is None:
-            logger.warning("model %s is not monitored: %s", name, NO_STORE)
-            config = None
-        sampler = self.samplers.get(name)
+        config, sampler = self._config_of(name), self.samplers.get(name)
+        if config is not None and not self._has_store:
+            logger.warning("model %s is not monitored. %s", name, NO_STORE)
+            return
         if sampler is not None and sampler.config != config:
             self._stop(name)
-        if config is None:
-            return
-        if name not in self.samplers:
+        if config is not None and name not in self.samplers:
             sampler = self.samplers[name] = RequestSampler(config, self.channel)
-            self._registry.traffic_manager.observe(name, sampler)
+            self.registry.traffic_manager.observe(name, sampler)
             self.channel.start()
             logger.info("model %s: %g %% of its requests are monitored", name, config.share)
         self._announce(name)
 
     def _stop(self, name: str) -> None:
-        self._registry.traffic_manager.unobserve(name, self.samplers.pop(name))
+        self.registry.traffic_manager.unobserve(name, self.samplers.pop(name))
         self._announce(name)
 
     def _announce_all(self) -> None:
-        for name in list(self.samplers):
+        for name in self.samplers:
             self._announce(name)
 
     def _announce(self, name: str) -> None:
         """Tell the process what has changed in the versions of a model."""
-        sampler, model = self.samplers.get(name), self._registry.models.get(name)
-        versions = model.versions if model is not None and sampler is not None else {}
+        sampler, model = self.samplers.get(name), self.registry.models.get(name)
+        versions = model.versions if sampler is not None and model is not None else {}
         for key in [key for key in self._announced if key[0] == name and key[1] not in versions]:
             del self._announced[key]
             self.states.pop(key, None)
-            end = {"kind": "end", "model": name, "version": key[1]}
-            self.channel.tell(encode_frame(end))
+            self.channel.send(encode_frame({"kind": "end", "model": name, "version": key[1]}))
         if sampler is None:
             return
-        sampler.set_fields(
-            [path for version in versions.values() for path in version.monitor_fields]
+        config, state = sampler.config, self.registry.state
+        fields = [path for version in versions.values() for path in version.monitor_fields]
+        sampler.header = header_pattern(
+            [*fields, *(config.fields or ()), *config.groups, config.key or ""]
         )
+        recordings = state.directory and str((state.directory / "recordings" / name).absolute())
         for number, version in versions.items():
-            old = self._announced.get((name, number))
-            is_new = old is None or old.version is not version
             head = {
                 "kind": "version",
                 "model": name,
                 "version": number,
-                "config": sampler.config.model_dump(mode="json"),
+                "config": config.model_dump(mode="json"),
                 "fields": version.monitor_fields,
-                "signature": None if version.signature is None else version.signature.input,
-                "registered": time.time() if old is None or is_new else old.head["registered"],
-                **self._recording(name),
+                "signature": version.signature and version.signature.input,
+                "registered": self._registered.setdefault(version, time.time()),
+                "recording": "record" in state.load(name),
+                "recordings": recordings,
             }
-            if old is None or is_new or old.head != head:
-                baseline = _read_baseline(version) if old is None or is_new else old.baseline
-                announcement = self._announced[name, number] = Announcement(version, head, baseline)
-                self.channel.tell(_frame(announcement))
-
-    def _recording(self, name: str) -> dict[str, Any]:
-        state = self._registry.state
-        directory = None if state.directory is None else state.directory / "recordings" / name
-        return {
-            "recording": "record" in state.load(name),
-            "recordings": None if directory is None else str(directory.absolute()),
-        }
+            if self._announced.get((name, number), ({}, b""))[0] != head:
+                frame = encode_frame(head, _read_baseline(version))
+                if self.channel.send(frame) != "slow":
+                    self._announced[name, number] = head, frame
 
     def _on_states(self, states: list[VersionState]) -> None:
-        self.states = {
-            (state.model, state.version): state
-            for state in states
-            if (state.model, state.version) in self._announced
-        }
-        # A recording may have begun or ended.
-        self._announce_all()
+        by_key = {(state.model, state.version): state for state in states}
+        self.states = {key: state for key, state in by_key.items() if key in self._announced}
+        self._announce_all()  # A recording may have begun or ended.
 
 
-def _frame(announcement: Announcement) -> bytes:
-    return encode_frame(announcement.head, announcement.baseline)
+def header_pattern(paths: Iterable[str]) -> re.Pattern[bytes]:
+    """Return the pattern of the headers that a sample needs, in the meta of a request."""
+    names = {b"content-type", TENSORS_HEAD}
+    for path in paths:
+        if path.startswith(HEADER_PREFIX):
+            names.add(path.removeprefix(HEADER_PREFIX).encode("latin-1", "replace"))
+    return re.compile(
+        rb"\r\n(%b): ([^\r\n]*)" % b"|".join(sorted(map(re.escape, names))), re.IGNORECASE
+    )
 
 
 def _read_baseline(version: ModelVersion) -> bytes:
@@ -313,8 +265,5 @@ def _read_baseline(version: ModelVersion) -> bytes:
     try:
         with (version.archive.directory / MEMBER).open("rb") as file:
             return file.read(MAX_BYTES + 1)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        logger.warning("%s: its baseline cannot be read: %s", version.label, error.strerror)
+    except OSError:
         return b""
