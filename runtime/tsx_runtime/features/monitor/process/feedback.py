@@ -6,11 +6,19 @@ import json
 import reprlib
 import time
 import uuid
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timezone
 from typing import Annotated, Any, NamedTuple
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import from_json
 from sqlalchemy import Connection, text
 
@@ -32,13 +40,20 @@ MAX_ITEMS = 10_000
 MAX_SKEW_S = 300  # tolerance for a client's clock
 MAX_NUMBER = 1e150  # The squares of errors are summed.
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
+
+def _to_text(value: Any) -> Any:
+    """Return a number as a text, and a text that a database can store."""
+    return clean(str(value)) if type(value) in (int, str) else value
+
+
+Name = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=500)]
+Reason = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=2000)]
 
 
 class ContestReason(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field(min_length=1, max_length=2000)
+    reason: Reason
 
 
 class FeedbackItem(BaseModel):
@@ -47,14 +62,18 @@ class FeedbackItem(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     request_id: Name | None = None
-    key: Name | StrictInt | None = None
-    row: int | None = Field(None, ge=0, description="position of the row in the request")
-    truth: Any = Field(None, description="a class or a number, or a list with one for each row")
+    key: Name | None = None
+    row: int | None = Field(default=None, ge=0, description="position of the row in the request")
+    truth: Any = Field(
+        default=None, description="a class or a number, or a list with one for each row"
+    )
     contest: ContestReason | None = None
-    groups: dict[Name, Name | StrictInt] = Field({}, max_length=20)
-    at: datetime | None = Field(None, description="time of the truth: ISO 8601, or s since 1970")
+    groups: dict[Name, Name] = Field(default={}, max_length=20)
+    at: datetime | None = Field(
+        default=None, description="time of the truth: ISO 8601, or s since 1970"
+    )
     version: Name | None = None
-    replace: bool = Field(False, description="correct an earlier truth")
+    replace: bool = Field(default=False, description="correct an earlier truth")
 
     @model_validator(mode="after")
     def _check(self) -> FeedbackItem:
@@ -69,15 +88,14 @@ class JoinRules(NamedTuple):
     """What the join knows of a model."""
 
     model: str
+    versions: Collection[str]  # monitored ones
     attributes: Collection[str]  # those that feedback may name
     advice: str  # why an answer may be unknown
     group_of: Callable[[str, str], str]  # the counted group of an attribute and its value
 
 
 class _Rejected(Exception):
-    def __init__(self, code: str, message: str) -> None:
-        super().__init__(code, message)
-        self.code, self.message = code, message
+    """An item that cannot be stored, with the code and message of its error."""
 
 
 def parse_feedback(body: bytes) -> tuple[dict[int, FeedbackItem], list[FeedbackError]]:
@@ -121,8 +139,8 @@ class FeedbackJoin:
         self._store = store
         self._connection = connection
         self._rules = rules
-        self._rows: dict[str, dict[tuple[str, int], MonitoredAnswer]] = {}  # by request id
-        self._ids: dict[str, str] = {}  # by key
+        self._rows = defaultdict[str | None, dict[tuple[str, int], MonitoredAnswer]](dict)
+        self._ids: dict[str, str] = {}  # request ids by key
         self._changed = dict[tuple[str, str, int], MonitoredAnswer]()
         self._changes = CountChanges()
 
@@ -130,31 +148,28 @@ class FeedbackJoin:
         self, items: Mapping[int, FeedbackItem], errors: list[FeedbackError]
     ) -> FeedbackResult:
         """Store the items; add an error for each one that does not fit."""
-        ids = {clean(item.request_id) for item in items.values() if item.request_id is not None}
-        keys = {clean(str(item.key)) for item in items.values() if item.key is not None}
+        ids = {item.request_id for item in items.values() if item.request_id is not None}
+        keys = {item.key for item in items.values() if item.key is not None}
         rows, self._ids = self._store.find_answers(self._connection, self._rules.model, ids, keys)
         for row in rows:
-            self._rows.setdefault(row.request_id, {})[row.version, row.row] = row
-        accepted = duplicates = 0
+            self._rows[row.request_id][row.version, row.row] = row
+        results = Counter[bool]()
         for index, item in items.items():
             try:
-                has_changed = self._apply(item)
-                accepted += has_changed
-                duplicates += not has_changed
+                results[self._apply(item)] += 1
             except _Rejected as error:
-                values = {"index": index, "code": error.code, "message": error.message}
-                errors.append(FeedbackError.model_validate(values))
+                code, message = error.args
+                errors.append(FeedbackError(index=index, code=code, message=message))
         if self._changed:
             truths = [row._asdict() for _, row in sorted(self._changed.items())]
             self._connection.execute(text(SET_TRUTH), truths)
         self._store.write(self._connection, [], self._changes)
         errors.sort(key=lambda error: error.index)
-        return FeedbackResult(accepted=accepted, duplicates=duplicates, errors=errors)
+        return FeedbackResult(accepted=results[True], duplicates=results[False], errors=errors)
 
     def _apply(self, item: FeedbackItem) -> bool:
         """Apply an item; tell whether it changed anything."""
-        now = time.time()
-        at = now
+        at = now = time.time()
         if item.at is not None:
             at = (item.at if item.at.tzinfo else item.at.replace(tzinfo=timezone.utc)).timestamp()
         if at > now + MAX_SKEW_S:
@@ -164,95 +179,74 @@ class FeedbackJoin:
             raise _Rejected("invalid", message)
         rows = self._find(item)
         truths = [] if item.truth is None else self._truths(item, rows)
-        has_changed = False
-        for row, truth, error in truths:
-            has_changed |= self._set_truth(row, truth, error, at, item)
+        has_changed = [self._set_truth(new._replace(truth_at=at), item) for new in truths]
         if item.contest is not None:
-            contest = rows[0]._asdict() | {
-                "id": uuid.uuid4().hex,
-                "at": at,
-                "reason": clean(item.contest.reason, 2000),
-                "state": "open",
-                "response": "",
-            }
-            has_changed |= self._connection.execute(text(ADD_CONTEST), contest).rowcount > 0
-        return has_changed
+            contest = {"id": uuid.uuid4().hex, "at": at, "reason": item.contest.reason}
+            values = rows[0]._asdict() | contest | {"state": "open", "response": ""}
+            result = self._connection.execute(text(ADD_CONTEST), values)
+            has_changed.append(result.rowcount > 0)
+        return any(has_changed)
 
     def _find(self, item: FeedbackItem) -> list[MonitoredAnswer]:
         """Return the rows that an item names, those of the first version first."""
-        key = None if item.key is None else clean(str(item.key))
-        id = clean(item.request_id or "") if key is None else self._ids.get(key)
+        id = self._ids.get(item.key) if item.key is not None else item.request_id
         rows = [
             row
-            for row in self._rows.get(id or "", {}).values()
-            if key in (None, row.key) and item.row in (None, row.row)
+            for row in self._rows[id].values()
+            if item.key in (None, row.key) and item.row in (None, row.row)
         ]
         chosen = [row for row in rows if item.version in (None, row.version)]
-        if not chosen and rows:
-            versions = ", ".join(sorted({row.version for row in rows}))
-            raise _Rejected("version_gone", f"version {versions} answered, not {item.version}")
-        if not chosen and item.version is not None and not self._has_version(item.version):
-            message = f"version {item.version} has no stored answers; {self._rules.advice}"
-            raise _Rejected("version_gone", message)
-        if not chosen:
-            name = f"key {key}" if key is not None else f"request id {id}"
-            row_name = "" if item.row is None else f" and the row {item.row}"
-            message = f"no answer with the {name}{row_name} is stored; {self._rules.advice}"
-            raise _Rejected("unknown_request", message)
-        return sorted(chosen, key=lambda row: (row.at, row.version, row.row))
+        if chosen:
+            return sorted(chosen, key=lambda row: (row.at, row.version, row.row))
+        names = {"key": item.key, "request_id": item.request_id, "version": item.version}
+        name = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
+        is_gone = rows or item.version not in (None, *self._rules.versions)
+        raise _Rejected(
+            "version_gone" if is_gone else "unknown_request",
+            f"no answer with the {name} is stored; {self._rules.advice}",
+        )
 
-    def _has_version(self, version: str) -> bool:
-        sql = "SELECT 1 FROM tsx_monitor_counts WHERE model = :model AND version = :version LIMIT 1"
-        values = {"model": self._rules.model, "version": version}
-        return self._connection.execute(text(sql), values).first() is not None
-
-    def _truths(
-        self, item: FeedbackItem, rows: list[MonitoredAnswer]
-    ) -> list[tuple[MonitoredAnswer, str, float]]:
-        """Return each row with its truth and its error, after all checks."""
+    def _truths(self, item: FeedbackItem, rows: list[MonitoredAnswer]) -> list[MonitoredAnswer]:
+        """Return the rows with their truths and errors, after all checks."""
         numbers = sorted({row.row for row in rows})
         truths = item.truth if isinstance(item.truth, list) else [item.truth]
         if len(truths) != len(numbers):
             message = f"the request has {len(numbers)} rows, and truth has {len(truths)} values"
             raise _Rejected("invalid", f"{message}; send a list with one for each, or `row`")
         by_row = dict(zip(numbers, truths, strict=True))
-        judged = [(row, *_judge(row, by_row[row.row])) for row in rows]
-        for row, truth, _ in judged:
-            if row.truth in (None, truth):
+        judged = [_judge(row, by_row[row.row]) for row in rows]
+        for old, new in zip(rows, judged, strict=True):
+            if old.truth in (None, new.truth):
                 continue
             if not item.replace:
-                message = f"the truth is {row.truth} already; correct it with `replace: true`"
+                message = f"the truth is {old.truth} already; correct it with `replace: true`"
                 raise _Rejected("conflict", message)
-            if missing := _counted(row) - self._groups(row, item).keys():
+            if missing := _counted(old) - self._groups(old, item).keys():
                 message = f"repeat the group of {min(missing)}, whose counts are to be corrected"
                 raise _Rejected("invalid", message)
         return judged
 
-    def _set_truth(
-        self, row: MonitoredAnswer, truth: str, error: float, at: float, item: FeedbackItem
-    ) -> bool:
+    def _set_truth(self, new: MonitoredAnswer, item: FeedbackItem) -> bool:
         """Note a truth, and change the counts; tell whether anything changed."""
-        groups, counted = self._groups(row, item), _counted(row)
-        added = groups.keys() if row.truth != truth else groups.keys() - counted
-        if not added:
+        rows, id = self._rows[new.request_id], (new.version, new.row)
+        old, groups, counted = rows[id], self._groups(new, item), _counted(new)
+        if old.truth == new.truth and counted >= groups.keys():
             return False
-        new = row._replace(
-            truth=truth, error=error, truth_at=at, counted=json.dumps(sorted(counted | added))
-        )
-        for attribute in added:
+        for attribute, value in groups.items():
             if attribute in counted:
-                self._count(row, attribute, groups[attribute], -1)
-            self._count(new, attribute, groups[attribute], 1)
-        self._rows[row.request_id][row.version, row.row] = new
-        self._changed[row.request_id, row.version, row.row] = new
+                self._count(old, attribute, value, -1)
+            self._count(new, attribute, value, 1)
+        rows[id] = new._replace(counted=json.dumps(sorted(counted | groups.keys())))
+        self._changed[new[1:4]] = rows[id]
         return True
 
     def _groups(self, row: MonitoredAnswer, item: FeedbackItem) -> dict[str, str]:
         """Return the groups of an answer by attribute; '' has the decile of the confidence."""
-        groups = {**item.groups, **json.loads(row.attributes or "{}")}
-        counted = {name: self._rules.group_of(name, str(value)) for name, value in groups.items()}
+        groups = item.groups | json.loads(row.attributes or "{}")
         decile = -1 if row.confidence is None else max(0, min(9, int(row.confidence * 10)))
-        return counted | {"": str(decile)}
+        return {name: self._rules.group_of(name, value) for name, value in groups.items()} | {
+            "": str(decile)
+        }
 
     def _count(self, row: MonitoredAnswer, attribute: str, value: str, answers: int) -> None:
         classes = (1, row.prediction or "", row.truth or "") if row.number is None else (2,)
@@ -261,8 +255,8 @@ class FeedbackJoin:
         self._changes.add(key, answers, row.confidence, row.error or 0.0)
 
 
-def _judge(row: MonitoredAnswer, truth: Any) -> tuple[str, float]:
-    """Return the truth as a text, and the error of the prediction.
+def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
+    """Return a row with its truth and error.
 
     A text may be a class that the model has never predicted. A number is a class of a model whose
     classes are numbers, and `true` and `false` are classes of one whose classes they are.
@@ -272,7 +266,7 @@ def _judge(row: MonitoredAnswer, truth: Any) -> tuple[str, float]:
         if not is_number or not abs(truth) < MAX_NUMBER:
             message = f"the answer is a number, and the truth is {reprlib.repr(truth)}"
             raise _Rejected("wrong_type", message)
-        return repr(float(truth)), abs(truth - row.number)
+        return row._replace(truth=repr(float(truth)), error=abs(truth - row.number))
     if row.prediction is None:
         message = "the answer has no class or number; name its path as `prediction` of `monitor`"
         raise _Rejected("wrong_type", message)
@@ -286,7 +280,7 @@ def _judge(row: MonitoredAnswer, truth: Any) -> tuple[str, float]:
         message = f"the answer is a class, {row.prediction}, and the truth is {reprlib.repr(truth)}"
         raise _Rejected("wrong_type", message)
     label = clean(label)
-    return label, float(label != row.prediction)
+    return row._replace(truth=label, error=float(label != row.prediction))
 
 
 def _counted(row: MonitoredAnswer) -> set[str]:

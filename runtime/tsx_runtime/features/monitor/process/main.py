@@ -11,10 +11,9 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any
 
-from tsx_runtime.errors import StoreUnavailable, TsxError, error_body
+from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.features.monitor.messages import (
     FRAME,
     MAX_HEAD_BYTES,
@@ -22,7 +21,7 @@ from tsx_runtime.features.monitor.messages import (
     encode_frame,
 )
 from tsx_runtime.features.monitor.process.monitor import Monitor
-from tsx_runtime.features.monitor.process.operations import answer_call
+from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
@@ -33,41 +32,40 @@ STORE_VARIABLE = "TSX_MONITOR_STORE"  # unlike an argument, other users cannot s
 class MonitorProcess:
     """The loop of the process, in one thread."""
 
-    def __init__(self, monitor: Monitor, source: int, target: int) -> None:
-        """Read from the descriptor `source`, and write to the descriptor `target`."""
+    def __init__(self, monitor: Monitor, target: int) -> None:
+        """Write frames to the descriptor `target`."""
         self._monitor = monitor
-        self._source = source
+        self._operations = Operations(monitor)
         self._target = target
-        self._buffer = bytearray()
         self._logged: set[str] = set()
 
-    def run(self, wakeup: int) -> None:
-        """Work until the end of the input, or until `wakeup` is readable."""
+    def run(self, source: int, wakeup: int) -> None:
+        """Read frames from `source` until its end, or until `wakeup` is readable."""
+        problem = None
         try:
             self._monitor.flush()
-            problem = None
-        except StoreUnavailable as error:
+        except TsxError as error:
             problem = error.message
         self._send({"kind": "ready", "problem": problem})
+        buffer = bytearray()
         while True:
-            timeout = self._tick()
-            readable, _, _ = select.select([self._source, wakeup], [], [], timeout)
+            timeout = self._work(time.time())
+            readable, _, _ = select.select([source, wakeup], [], [], timeout)
             if wakeup in readable:
                 break
-            if self._source in readable:
-                chunk = os.read(self._source, CHUNK_BYTES)
+            if source in readable:
+                chunk = os.read(source, CHUNK_BYTES)
                 if not chunk:
                     break
-                self._buffer += chunk
-                for head, body in take_frames(self._buffer):
+                buffer += chunk
+                for head, body in take_frames(buffer):
                     self._handle(head, body)
         self._monitor.close()
 
-    def _tick(self) -> float | None:
+    def _work(self, now: float) -> float:
         try:
-            timeout = self._monitor.work(time.time())
-            states = self._monitor.take_states(time.time())
-            if states is not None:
+            timeout = self._monitor.work(now)
+            if states := self._monitor.take_states(now):
                 self._send({"kind": "state", "states": [state._asdict() for state in states]})
         except Exception as error:  # No fault of one model ends the monitoring of all.
             self._log(error)
@@ -84,22 +82,23 @@ class MonitorProcess:
                 case "version":
                     self._monitor.set_version(head, body)
                 case "end":
-                    self._monitor.end(head["model"], head.get("version"))
+                    self._monitor.end(head["model"], head["version"])
                 case "call":
-                    content = answer_call(
-                        self._monitor, head["operation"], head.get("arguments") or {}, body
-                    )
-                    self._send({"kind": "result", "id": head["id"], "status": 200}, content)
+                    result = self._operations.call(head["operation"], body, head["arguments"])
+                    self._answer(head, 200, result)
+        except TsxError as error:
+            self._answer(head, error.status, error_body(error.status, error.type, error.message))
         except Exception as error:  # The next frame may be a good one.
-            if not isinstance(error, TsxError):
-                self._log(error)
-            if head.get("kind") != "call":
+            self._log(error)
+            if head.get("kind") == "call":
+                message = "The monitor process has failed; the server's log has the reason."
+                self._answer(head, 500, error_body(500, TsxError.type, message))
+            else:
                 self._monitor.dropped[str(head.get("model")), "invalid"] += 1
-                return
-            if not isinstance(error, TsxError):
-                error = TsxError("The monitor process failed; the server's log has the reason.")
-            content = error_body(error.status, error.type, error.message)
-            self._send({"kind": "result", "id": head.get("id"), "status": error.status}, content)
+
+    def _answer(self, head: Mapping[str, Any], status: int, body: bytes) -> None:
+        if head["kind"] == "call":
+            self._send({"kind": "result", "id": head["id"], "status": status}, body)
 
     def _send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
         data = memoryview(encode_frame(head, body))
@@ -108,7 +107,7 @@ class MonitorProcess:
 
     def _log(self, error: Exception) -> None:
         """Write the traceback of an error to stderr, once for each place."""
-        place = repr(traceback.extract_tb(error.__traceback__)[-1:])
+        place = repr(traceback.extract_tb(error.__traceback__)[-1])
         if place not in self._logged:
             self._logged.add(place)
             traceback.print_exception(error)
@@ -154,13 +153,9 @@ def main() -> None:
     signalled.setblocking(False)
     signal.set_wakeup_fd(signalled.fileno())
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, _ignore)  # It wakes the loop.
+    signal.signal(signal.SIGTERM, lambda *_: None)  # It wakes the loop.
     monitor = Monitor(MonitorStore(options.store, options.retention), options.instance)
-    MonitorProcess(monitor, 0, target).run(wakeup.fileno())
-
-
-def _ignore(number: int, frame: FrameType | None) -> None:
-    pass
+    MonitorProcess(monitor, target).run(0, wakeup.fileno())
 
 
 if __name__ == "__main__":

@@ -6,10 +6,13 @@ import json
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel
 from sqlalchemy import text
 
 from tsx_archiver.errors import CannotPack
@@ -37,20 +40,31 @@ STATE_S = 1.0  # pause between two reports of the state
 REFRESH_S = 60.0  # pause between two reads of what other servers have stored
 SAVE_S = 30.0  # pause between two saved states of windows
 EXPIRE_S = 3600.0
-DAY_S = 86400
-PAUSE_FACTOR = 20  # A long read is followed by a pause of this many times its duration.
 MAX_GROUPS = 200  # groups of an attribute, or classes, that are counted
 
 TOTALS = """
-SELECT version, COALESCE(SUM(answers), 0) AS answers,
+SELECT model, version, SUM(answers) AS answers,
   1 - SUM(CASE kind WHEN 1 THEN total END) / SUM(CASE kind WHEN 1 THEN answers END) AS accuracy,
   SUM(CASE kind WHEN 2 THEN total END) / SUM(CASE kind WHEN 2 THEN answers END) AS mean_error
-FROM tsx_monitor_counts WHERE model = :model AND attribute = '' AND kind > 0 GROUP BY version
+FROM tsx_monitor_counts WHERE attribute = '' AND kind > 0 GROUP BY model, version
 """
 LOAD_STATE = """
 SELECT state FROM tsx_monitor_states
 WHERE model = :model AND version = :version AND instance = :instance
 """
+
+
+class VersionMessage(BaseModel):
+    """The head of a `version` message."""
+
+    model: str
+    version: str
+    config: MonitorConfig
+    fields: dict[str, FieldKind] = {}
+    signature: dict[str, Any] | None = None
+    registered: float = 0.0
+    recording: bool = False
+    recordings: Path | None = None
 
 
 class MonitoredVersion:
@@ -60,13 +74,10 @@ class MonitoredVersion:
         """Read a `version` message.
 
         Raises:
-            ValueError: The message has no configuration.
+            ValidationError: The message has no configuration.
         """
-        self.model, self.version = clean(head["model"]), clean(head["version"])
-        self.config = MonitorConfig.model_validate(head["config"])
-        self.registered = float(head.get("registered") or 0)
-        self.recording = bool(head.get("recording"))
-        self.recordings: str | None = head.get("recordings")
+        self.message = VersionMessage.model_validate(head)
+        self.id = (self.message.model, self.message.version)
         self.samples = 0
         self.is_saved = True
         self.totals: tuple[int, float | None, float | None] = (0, None, None)
@@ -76,13 +87,8 @@ class MonitoredVersion:
                 self.baseline = parse_baseline(body, "the baseline of the archive")
             except CannotPack as error:
                 self.problem = str(error)
-        self._signature = head.get("signature")
-        fields = head.get("fields") or (self.baseline.fields if self.baseline else {})
-        self.extractor = self._make_extractor(fields)
-        self.windows = VersionWindows(self.config, self.baseline)
-        # Windows of other columns cannot be continued.
-        columns = self.config.model_dump(mode="json", include={"fields", "prediction"})
-        self._columns = json.dumps([columns, fields, self._signature])
+        self._set_fields(self.message.fields or (self.baseline.fields if self.baseline else {}))
+        self.windows = VersionWindows(self.message.config, self.baseline)
 
     def dump(self) -> dict[str, Any]:
         """Return what a later process needs to continue the windows, as a JSON value."""
@@ -91,17 +97,21 @@ class MonitoredVersion:
         return {"columns": self._columns, "fields": fields, "windows": self.windows.dump()}
 
     def load(self, data: Mapping[str, Any]) -> None:
-        """Continue with what `dump` returned, if it has the same columns and baseline."""
+        """Continue with what `dump` returned, if it has the same columns.
+
+        Raises:
+            ValueError, KeyError: It is the dump of another release.
+        """
         if data["columns"] == self._columns:
-            self.windows = VersionWindows.load(self.config, self.baseline, data["windows"])
+            windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
+            self.windows = windows
             if data["fields"]:
-                self.extractor = self._make_extractor(data["fields"])
+                self._set_fields(data["fields"])
 
     def state(self, store_problem: str | None) -> VersionState:
         windows, drifts = self.windows.state, self.windows.state.drifts.items()
         return VersionState(
-            model=self.model,
-            version=self.version,
+            *self.id,
             samples=self.samples,
             windows=windows.windows,
             drift=windows.drift,
@@ -113,9 +123,17 @@ class MonitoredVersion:
             problem=self.problem or store_problem,
         )
 
-    def _make_extractor(self, fields: Mapping[str, FieldKind]) -> Extractor:
+    @property
+    def _columns(self) -> str:
+        """What the columns of the windows depend on."""
+        message = self.message
+        values = (message.config.fields, message.config.prediction, message.fields)
+        return json.dumps([*values, message.signature])
+
+    def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
         centres = self.baseline.centres if self.baseline is not None else {}
-        return Extractor(self.config, fields, self._signature, centres)
+        message = self.message
+        self.extractor = Extractor(message.config, fields, message.signature, centres)
 
 
 class Monitor:
@@ -125,42 +143,40 @@ class Monitor:
         """Use a store; `instance` names the server in it."""
         self.store = store
         self.store_problem: str | None = None
-        self.reports: dict[str, tuple[float, bytes]] = {}  # until when, and the JSON, by model
         self.dropped = Counter[tuple[str, str]]()  # samples by model and reason
         self._instance = instance
         self._versions: dict[tuple[str, str], MonitoredVersion] = {}
         self._rows: list[MonitoredAnswer] = []
         self._changes = CountChanges()
         self._groups = defaultdict[tuple[str, str], set[str]](set)  # by model and attribute
-        self._changed_models = set[str]()  # whose totals are read again
         self._has_news = False  # whether the state has changed since it was reported
         self._due = defaultdict[str, float](float)  # the time of the next work by its name
 
     def versions_of(self, model: str) -> dict[str, MonitoredVersion]:
-        """Return the versions of a model by their numbers, the newest last."""
-        versions = [version for id, version in self._versions.items() if id[0] == model]
-        versions.sort(key=lambda version: version.registered)
-        return {version.version: version for version in versions}
+        """Return the versions of a model by their numbers, the newest first."""
+        versions = [version for version in self._versions.values() if version.id[0] == model]
+        versions.sort(key=lambda version: -version.message.registered)
+        return {version.id[1]: version for version in versions}
 
     # Messages
 
     def set_version(self, head: Mapping[str, Any], body: bytes) -> None:
         version = MonitoredVersion(head, body)
-        id = (version.model, version.version)
-        older = self._versions.get(id)
-        if older is not None:
+        if (older := self._versions.get(version.id)) is not None:
             version.load(older.dump())
             version.samples, version.is_saved = older.samples, older.is_saved
         else:
             self._load_state(version)
-        self._versions[id] = version
-        self._link(version.model)
-        self._changed_models.add(version.model)
+        self._versions[version.id] = version
+        self._link(version.id[0])
+        self.note_truth()
 
     def end(self, model: str, version: str | None) -> None:
-        for id in [id for id in self._versions if id[0] == model and version in (None, id[1])]:
-            self._has_news = True
-            self._save_state(self._versions.pop(id))
+        for number, ended in self.versions_of(model).items():
+            if version in (None, number):
+                del self._versions[ended.id]
+                self._has_news = True
+                self._save_state(ended)
 
     def add_sample(self, sample: MonitorSample) -> None:
         version = self._versions.get((sample.model, sample.version))
@@ -172,7 +188,7 @@ class Monitor:
         for row in rows:
             version.windows.add(row, sample.at)
         if version.windows.state.windows != windows:
-            self._link(version.model)
+            self._link(sample.model)
         version.samples += 1
         version.is_saved = False
         self._has_news = True
@@ -185,15 +201,15 @@ class Monitor:
     def dropped_of(self, model: str) -> Counter[str]:
         """Return the samples of a model that were not examined or stored, by reason."""
         dropped = Counter(
-            {name: count for (of, name), count in self.dropped.items() if of == model}
+            {reason: count for (of, reason), count in self.dropped.items() if of == model}
         )
         for version in self.versions_of(model).values():
             dropped["unreadable"] += version.extractor.unreadable
-        return +dropped
+        return dropped
 
     def group_of(self, model: str, attribute: str, value: str) -> str:
         """Return the name of a group, or `(others)` for a new one after too many."""
-        names, value = self._groups[model, attribute], clean(value)
+        names = self._groups[model, attribute]
         if len(names) < MAX_GROUPS:
             names.add(value)
         return value if value in names else OTHERS
@@ -201,28 +217,32 @@ class Monitor:
     def _add_row(
         self, version: MonitoredVersion, sample: MonitorSample, index: int, facts: RowFacts
     ) -> None:
-        model, prediction = version.model, facts.prediction
+        prediction, is_recorded = facts.prediction, version.message.recording
         groups = {name: clean(value) for name, value in facts.groups.items()}
-        self._rows.append(
-            MonitoredAnswer(
-                *(model, clean(sample.request_id), version.version, index, sample.at),
-                None if prediction is None else clean(str(prediction)),
-                prediction if isinstance(prediction, float) else None,
-                facts.confidence,
-                None if facts.key is None else clean(facts.key),
-                json.dumps(groups) if groups and version.recording else None,
-            )
+        row = MonitoredAnswer(
+            model=sample.model,
+            request_id=clean(sample.request_id),
+            version=sample.version,
+            row=index,
+            at=sample.at,
+            prediction=None if prediction is None else clean(str(prediction)),
+            number=prediction if isinstance(prediction, float) else None,
+            confidence=facts.confidence,
+            key=None if facts.key is None else clean(facts.key),
+            attributes=json.dumps(groups) if groups and is_recorded else None,
         )
-        label = self.group_of(model, "", prediction) if isinstance(prediction, str) else ""
+        self._rows.append(row)
+        is_class = row.prediction is not None and row.number is None
+        label = self.group_of(sample.model, "", row.prediction or "") if is_class else ""
         hour = int(sample.at // HOUR_S)
-        for attribute, value in [("", ""), *groups.items()]:
-            group = self.group_of(model, attribute, value) if attribute else ""
-            key = CountKey(model, version.version, hour, attribute, group, 0, label)
+        for attribute, value in groups.items() | {("", "")}:
+            group = self.group_of(sample.model, attribute, value) if attribute else ""
+            key = CountKey(sample.model, sample.version, hour, attribute, group, 0, label)
             self._changes.add(key, 1, facts.confidence)
 
     def _link(self, model: str) -> None:
         """Let each version compare its next window with the last one of the version before."""
-        for older, newer in pairwise(self.versions_of(model).values()):
+        for newer, older in pairwise(self.versions_of(model).values()):
             if older.windows.state.last:
                 newer.windows.previous = older.windows.state.last
 
@@ -235,22 +255,17 @@ class Monitor:
             StoreUnavailable: It cannot be stored.
         """
         self.flush()
-        newest = next(reversed(self.versions_of(model).values()), None)
-        share = "the model is not monitored now"
-        if newest is not None:
-            share = f"{newest.config.share:g} % of the requests are monitored"
-        days = self.store.retention_s / DAY_S
-        return JoinRules(
-            model,
-            newest.config.groups if newest is not None else (),
-            f"{share}, and answers are stored for {days:g} days",
-            partial(self.group_of, model),
-        )
+        versions = self.versions_of(model)
+        config = next((version.message.config for version in versions.values()), None)
+        share = f"{config.share:g} % of the requests are" if config else "the model is not"
+        advice = f"{share} monitored, and answers are stored for {self.store.retention_s:g} s"
+        groups = config.groups if config else ()
+        return JoinRules(model, versions, groups, advice, partial(self.group_of, model))
 
-    def note_truth(self, model: str) -> None:
-        """Note that the truth of a model's answers has changed."""
-        self._changed_models.add(model)
-        self.reports.pop(model, None)
+    def note_truth(self) -> None:
+        """Note that the truth of answers has changed."""
+        self._due["totals"] = 0.0
+        self._has_news = True
 
     # Periodic work
 
@@ -261,7 +276,7 @@ class Monitor:
         """
         for version in self._versions.values():
             if version.windows.end_if_due(now):
-                self._link(version.model)
+                self._link(version.id[0])
                 version.is_saved, self._has_news = False, True
         if self.store.is_configured and now >= self._due["store"]:
             try:
@@ -270,12 +285,12 @@ class Monitor:
             except StoreUnavailable as error:
                 self._due["store"] = now + RETRY_S
                 self.store_problem, self._has_news = error.message, True
-        return COMMIT_S if self._rows or self._has_news or self._changed_models else REFRESH_S / 2
+        return COMMIT_S if self._rows or self._has_news else SAVE_S
 
-    def take_states(self, now: float) -> list[VersionState] | None:
+    def take_states(self, now: float) -> list[VersionState]:
         """Return the states of all versions if they have changed and are to be reported now."""
         if not self._has_news or not self._is_due("state", now, STATE_S):
-            return None
+            return []
         self._has_news = False
         return [version.state(self.store_problem) for version in self._versions.values()]
 
@@ -300,22 +315,14 @@ class Monitor:
     def _work_on_store(self, now: float) -> None:
         if self._rows and self._is_due("commit", now, COMMIT_S):
             self.flush()
-        if self._is_due("refresh", now, REFRESH_S):
-            self._changed_models.update(model for model, _ in self._versions)
-        if self._changed_models and self._is_due("totals", now, STATE_S):
-            start = time.monotonic()
-            for model in self._changed_models:
-                versions = self.versions_of(model)
-                for number, *totals in self.store.read(TOTALS, model=model):
-                    if number in versions:
-                        versions[number].totals = (int(totals[0]), totals[1], totals[2])
-            self._changed_models.clear()
-            self._has_news = True
-            pause = PAUSE_FACTOR * (time.monotonic() - start)
-            self._due["totals"] = max(self._due["totals"], now + pause)
+        if self._is_due("totals", now, REFRESH_S):
+            for model, version, *totals in self.store.read(TOTALS):
+                if (monitored := self._versions.get((model, version))) is not None:
+                    monitored.totals = (int(totals[0]), totals[1], totals[2])
+                    self._has_news = True
         if self._is_due("save", now, SAVE_S):
-            for version in self._versions.values():
-                self._save_state(version)
+            for monitored in self._versions.values():
+                self._save_state(monitored)
         if self._is_due("expire", now, EXPIRE_S) and self.store.expire():
             self._due["expire"] = now  # There is more to delete.
 
@@ -327,27 +334,17 @@ class Monitor:
 
     def _save_state(self, version: MonitoredVersion) -> None:
         if not version.is_saved and self.store.is_configured:
-            values = self._state_key(version) | {
-                "updated": time.time(),
-                "state": json.dumps(version.dump()),
-            }
+            values = {"updated": time.time(), "state": json.dumps(version.dump())}
             with self.store.transaction() as connection:
-                connection.execute(text(SAVE_STATE), values)
+                connection.execute(text(SAVE_STATE), values | self._state_key(version))
             version.is_saved = True
 
     def _load_state(self, version: MonitoredVersion) -> None:
-        """Continue the windows of an earlier process."""
-        try:
+        """Continue the windows of an earlier process, of this release."""
+        with suppress(StoreUnavailable, ValueError, KeyError):
             for row in self.store.read(LOAD_STATE, **self._state_key(version)):
                 version.load(json.loads(row.state))
-        except StoreUnavailable as error:
-            self.store_problem = error.message
-        except (ValueError, KeyError):
-            pass  # It is of another release.
 
     def _state_key(self, version: MonitoredVersion) -> dict[str, str]:
-        return {
-            "model": version.model,
-            "version": version.version,
-            "instance": self._instance,
-        }
+        model, number = version.id
+        return {"model": model, "version": number, "instance": self._instance}

@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import text
 
 from tsx_runtime.core.comparison.means import MetricCounts
+from tsx_runtime.core.comparison.quality import VersionQuality
 from tsx_runtime.errors import BadRequest, Conflict, RequestNotFound, ResourceNotFound
 from tsx_runtime.features.monitor.process.feedback import (
     FeedbackItem,
@@ -23,17 +22,24 @@ from tsx_runtime.features.monitor.process.feedback import (
     describe,
     parse_feedback,
 )
-from tsx_runtime.features.monitor.process.monitor import PAUSE_FACTOR, Monitor
+from tsx_runtime.features.monitor.process.monitor import Monitor
 from tsx_runtime.features.monitor.process.reports import build_report
 from tsx_runtime.features.monitor.process.store import clean
-from tsx_runtime.features.monitor.report import FeedbackResult
-from tsx_runtime.recordings import NotARecording, Recorded, find_request
+from tsx_runtime.features.monitor.report import FeedbackResult, MonitorReport
+from tsx_runtime.recordings import NotARecording, find_request
 
-MAX_WORST = 100
-MAX_RESPONSE_CHARS = 10_000
 MIN_REPORT_S = 2.0  # A report is not made again within this time.
 MAX_FILES = 2  # of a recording, in which a request is looked for
-MAX_BODY_BYTES = 1 << 20  # of a recorded request or answer that is returned
+PAUSE_FACTOR = 20  # A report is followed by a pause of this many times its duration.
+OPERATIONS = (
+    "feedback",
+    "report",
+    "contests",
+    "answer_contest",
+    "quality",
+    "worst",
+    "request",
+)
 
 
 _ANSWER = """
@@ -46,8 +52,10 @@ WORST = f"""
 ORDER BY error DESC, COALESCE(confidence, -1) DESC, request_id LIMIT :count
 """
 METRIC = """
-SELECT CASE WHEN number IS NULL THEN 1 ELSE 2 END AS kind, COUNT(*) AS answers,
-SUM(error) AS total, SUM(error * error) AS squares FROM tsx_monitor_answers
+SELECT CASE WHEN number IS NULL THEN 'accuracy' ELSE 'error' END AS metric, COUNT(*) AS answers,
+  SUM(CASE WHEN number IS NULL THEN 1 - error ELSE error END) AS total,
+  SUM(CASE WHEN number IS NULL THEN 1 - error ELSE error * error END) AS squares
+FROM tsx_monitor_answers
 WHERE model = :model AND version = :version AND at >= :since AND truth IS NOT NULL GROUP BY 1
 """
 CONTESTS = """
@@ -67,150 +75,119 @@ class ContestAnswer(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     state: Literal["upheld", "corrected"]
-    response: str = Field("", max_length=MAX_RESPONSE_CHARS)
+    response: Annotated[str, AfterValidator(clean), Field(max_length=10_000)] = ""
     truth: Any = None
     groups: dict[str, str] = {}
 
 
-def answer_call(
-    monitor: Monitor, operation: str, arguments: Mapping[str, Any], body: bytes
-) -> bytes:
-    """Return the JSON of an operation's result.
+class Operations:
+    """The operations; each takes the body of the request and its arguments."""
 
-    Raises:
-        TsxError: It cannot be done.
-    """
-    result = OPERATIONS[operation](monitor, body, **arguments)
-    return result if isinstance(result, bytes) else to_json(result)
+    def __init__(self, monitor: Monitor) -> None:
+        self._monitor = monitor
+        self._store = monitor.store
+        self._reports: dict[str, tuple[float, MonitorReport]] = {}  # until when, by model
 
+    def call(self, operation: str, body: bytes, arguments: Mapping[str, Any]) -> bytes:
+        """Return the JSON of an operation's result.
 
-def _feedback(monitor: Monitor, body: bytes, *, model: str) -> FeedbackResult:
-    items, errors = parse_feedback(body)
-    rules = monitor.join_rules(model)
-    with monitor.store.transaction() as connection:
-        result = FeedbackJoin(monitor.store, connection, rules).apply(items, errors)
-    monitor.note_truth(model)
-    return result
+        Raises:
+            TsxError: It cannot be done.
+        """
+        if operation not in OPERATIONS:
+            raise BadRequest(f"The monitor process has no operation {operation}.")
+        return to_json(getattr(self, operation)(body, **arguments))
 
+    def feedback(self, body: bytes, model: str) -> FeedbackResult:
+        items, errors = parse_feedback(body)
+        rules = self._monitor.join_rules(model)
+        with self._store.transaction() as connection:
+            result = FeedbackJoin(self._store, connection, rules).apply(items, errors)
+        self._note_truth(model)
+        return result
 
-def _report(monitor: Monitor, body: bytes, *, model: str, dropped: Mapping[str, int] = {}) -> bytes:
-    """Return a `MonitorReport`; `dropped` are the samples that the server did not send."""
-    until, content = monitor.reports.get(model, (0.0, b""))
-    start = time.monotonic()
-    if start >= until:
-        report = build_report(monitor, model)
-        report.dropped = dict(Counter(report.dropped) + Counter(dropped))
-        content = to_json(report)
-        pause = max(MIN_REPORT_S, PAUSE_FACTOR * (time.monotonic() - start))
-        monitor.reports[model] = (start + pause, content)
-    return content
+    def report(self, body: bytes, model: str, dropped: Mapping[str, int] = {}) -> MonitorReport:
+        """Return the report; `dropped` are the samples that the server did not send."""
+        start = time.monotonic()
+        until, report = self._reports.get(model, (0.0, None))
+        if report is None or start >= until:
+            report = build_report(self._monitor, model)
+            report.dropped = dict(Counter(report.dropped) + Counter(dropped))
+            # The reports of a large store take a small share of the time.
+            pause = max(MIN_REPORT_S, PAUSE_FACTOR * (time.monotonic() - start))
+            self._reports[model] = (start + pause, report)
+        return report
 
+    def contests(self, body: bytes, model: str, state: str | None = None) -> list[Any]:
+        return self._read(CONTESTS, model=model, state=state)
 
-def _contests(
-    monitor: Monitor, body: bytes, *, model: str, state: str | None = None
-) -> list[dict[str, Any]]:
-    rows = monitor.store.read(CONTESTS, model=model, state=state)
-    return [dict(row._mapping) for row in rows]
+    def answer_contest(self, body: bytes, model: str, id: str) -> dict[str, Any]:
+        try:
+            answer = ContestAnswer.model_validate_json(body)
+        except ValidationError as error:
+            raise BadRequest(f"The answer to a contest is wrong: {describe(error)}.") from error
+        rules = self._monitor.join_rules(model)
+        with self._store.transaction() as connection:
+            row = connection.execute(text(CONTEST), {"model": model, "id": id}).first()
+            if row is None:
+                raise ResourceNotFound(f"Model {model} has no contest {id}.")
+            contest = dict(row._mapping)
+            if row.state != "open":
+                raise Conflict(f"The contest {id} is answered already: {row.state}.")
+            if answer.truth is not None:
+                item = FeedbackItem(
+                    request_id=row.request_id,
+                    version=row.version,
+                    truth=answer.truth,
+                    groups=answer.groups,
+                    replace=True,
+                )
+                errors = FeedbackJoin(self._store, connection, rules).apply({0: item}, []).errors
+                if errors:
+                    raise BadRequest(f"The truth cannot be stored: {errors[0].message}.")
+            answered = {"state": answer.state, "response": answer.response}
+            contest |= answered | {"answered_at": time.time()}
+            connection.execute(text(ANSWER_CONTEST), contest)
+        self._note_truth(model)
+        return contest
 
+    def quality(self, body: bytes, model: str, version: str, since: float) -> dict[str, Any]:
+        """Return a `VersionQuality` of the answers since a time."""
+        self._monitor.flush()
+        quality = VersionQuality()
+        for row in self._store.read(METRIC, model=model, version=version, since=since):
+            metric: dict[str, Any] = {row.metric: MetricCounts(row.answers, row.total, row.squares)}
+            quality = quality._replace(**metric)
+        if (monitored := self._monitor.versions_of(model).get(version)) is not None:
+            state = monitored.windows.state
+            quality = quality._replace(drift=state.drift, windows=state.windows)
+        return quality._asdict()
 
-def _answer_contest(monitor: Monitor, body: bytes, *, model: str, id: str) -> dict[str, Any]:
-    try:
-        answer = ContestAnswer.model_validate_json(body)
-    except ValidationError as error:
-        raise BadRequest(f"The answer to a contest is wrong: {describe(error)}.") from error
-    rules = monitor.join_rules(model)
-    with monitor.store.transaction() as connection:
-        row = connection.execute(text(CONTEST), {"model": model, "id": id}).first()
-        if row is None:
-            raise ResourceNotFound(f"Model {model} has no contest {id}.")
-        contest = dict(row._mapping)
-        if contest["state"] != "open":
-            raise Conflict(f"The contest {id} is answered already: {contest['state']}.")
-        if answer.truth is not None:
-            names = {name: contest[name] for name in ("request_id", "version")}
-            values = {**names, "truth": answer.truth, "groups": answer.groups, "replace": True}
-            item = FeedbackItem.model_validate(values)
-            errors = FeedbackJoin(monitor.store, connection, rules).apply({0: item}, []).errors
-            if errors:
-                raise BadRequest(f"The truth cannot be stored: {errors[0].message}.")
-        contest |= {
-            "state": answer.state,
-            "response": clean(answer.response, MAX_RESPONSE_CHARS),
-            "answered_at": time.time(),
-        }
-        connection.execute(text(ANSWER_CONTEST), contest)
-    monitor.note_truth(model)
-    return contest
+    def worst(self, body: bytes, model: str, version: str, count: int) -> list[Any]:
+        return self._read(WORST, model=model, version=version, count=count)
 
+    def request(self, body: bytes, model: str, request_id: str) -> dict[str, Any]:
+        """Return the stored answer to each row, and the request where a recording has it."""
+        advice = self._monitor.join_rules(model).advice
+        answers = self._read(ANSWERS, model=model, request_id=request_id)
+        at = min((answer["at"] for answer in answers), default=None)
+        recorded = None
+        for version in self._monitor.versions_of(model).values():
+            if recorded is None and (directory := version.message.recordings) is not None:
+                with suppress(OSError, NotARecording):
+                    recorded = find_request(directory, request_id, at, MAX_FILES)
+        if not answers and recorded is None:
+            raise RequestNotFound(f"No answer with the id {request_id} is stored; {advice}.")
+        result = None
+        if recorded is not None:
+            bodies = {"body": recorded.body, "answer": recorded.answer or b""}
+            encoded = {name: base64.b64encode(data).decode() for name, data in bodies.items()}
+            result = recorded._asdict() | encoded
+        return {"request_id": request_id, "answers": answers, "recorded": result}
 
-def _quality(
-    monitor: Monitor, body: bytes, *, model: str, version: str, since: float = 0.0
-) -> dict[str, Any]:
-    """Return a `VersionQuality` of the answers since a time."""
-    monitor.flush()
-    accuracy = error = MetricCounts()
-    for row in monitor.store.read(METRIC, model=model, version=version, since=since):
-        if row.kind == 1:
-            hits = row.answers - row.total
-            accuracy = MetricCounts(row.answers, hits, hits)
-        else:
-            error = MetricCounts(row.answers, row.total, row.squares)
-    windows = None
-    if (monitored := monitor.versions_of(model).get(version)) is not None:
-        windows = monitored.windows.state
-    return {
-        "accuracy": asdict(accuracy),
-        "error": asdict(error),
-        "drift": None if windows is None else windows.drift,
-        "windows": 0 if windows is None else windows.windows,
-    }
+    def _read(self, sql: str, **values: Any) -> list[Any]:
+        return [dict(row._mapping) for row in self._store.read(sql, **values)]
 
-
-def _worst(
-    monitor: Monitor, body: bytes, *, model: str, version: str, count: int = 10
-) -> list[dict[str, Any]]:
-    rows = monitor.store.read(WORST, model=model, version=version, count=min(count, MAX_WORST))
-    return [dict(row._mapping) for row in rows]
-
-
-def _request(monitor: Monitor, body: bytes, *, model: str, request_id: str) -> dict[str, Any]:
-    """Return the stored answer to each row, and the request where a recording has it."""
-    advice = monitor.join_rules(model).advice
-    rows = monitor.store.read(ANSWERS, model=model, request_id=clean(request_id))
-    at = min((row.at for row in rows), default=None)
-    recorded = None
-    for version in monitor.versions_of(model).values():
-        if version.recordings is not None and recorded is None:
-            with suppress(OSError, NotARecording):
-                recorded = find_request(Path(version.recordings), request_id, at, MAX_FILES)
-    if not rows and recorded is None:
-        raise RequestNotFound(f"No answer with the request id {request_id} is stored; {advice}.")
-    return {
-        "request_id": request_id,
-        "answers": [dict(row._mapping) for row in rows],
-        "recorded": None if recorded is None else _describe_recorded(recorded),
-    }
-
-
-def _describe_recorded(recorded: Recorded) -> dict[str, Any]:
-    """Return a recorded request; bodies that are no text are base64, and large ones are left out."""
-    bodies = {}
-    for name, data in (("body", recorded.body), ("answer", recorded.answer)):
-        if data is not None and len(data) <= MAX_BODY_BYTES:
-            try:
-                bodies[name] = data.decode()
-            except UnicodeDecodeError:
-                bodies[f"{name}_base64"] = base64.b64encode(data).decode()
-    names = ("at", "version", "query", "headers", "status", "seconds", "answer_headers")
-    return {name: getattr(recorded, name) for name in names} | bodies
-
-
-OPERATIONS: dict[str, Callable[..., Any]] = {
-    "feedback": _feedback,
-    "report": _report,
-    "contests": _contests,
-    "answer_contest": _answer_contest,
-    "quality": _quality,
-    "worst": _worst,
-    "request": _request,
-}
+    def _note_truth(self, model: str) -> None:
+        self._monitor.note_truth()
+        self._reports.pop(model, None)

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.core.comparison.means import MetricCounts
+from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.process.monitor import Monitor, MonitoredVersion
-from tsx_runtime.features.monitor.process.store import MonitorStore
 from tsx_runtime.features.monitor.report import MonitorReport, VersionComparison, VersionReport
 from tsx_runtime.features.monitor.statistics.comparisons import compare_versions
 from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
@@ -40,12 +41,12 @@ ERRORS = f"""
 SELECT version, {_PERIOD}, SUM(answers), SUM(total), SUM(squares)
 {_OF_ALL} AND kind = 2 GROUP BY 1, 2 HAVING SUM(answers) > 0
 """
-KNOWN_GROUPS = f"""
+# The answers of a group without a truth are those that remain; if only feedback has the attribute,
+# there are none.
+GROUPS = f"""
 SELECT version, attribute, value, prediction, truth, SUM(answers), SUM(confidence)
 {_OF_GROUPS} AND kind = 1 GROUP BY 1, 2, 3, 4, 5 HAVING SUM(answers) > 0
-"""
-# Answers whose attribute only feedback has are not among all answers of the group.
-OTHER_GROUPS = f"""
+UNION ALL
 SELECT version, attribute, value, NULLIF(prediction, ''), NULL,
   SUM(CASE kind WHEN 0 THEN answers WHEN 1 THEN -answers ELSE 0 END),
   SUM(CASE kind WHEN 0 THEN confidence WHEN 1 THEN -confidence ELSE 0 END)
@@ -61,57 +62,58 @@ SELECT COUNT(*) FROM tsx_monitor_contests WHERE model = :model AND state = 'open
 """
 
 
-class StoredCounts:
-    """What the store has of one version."""
-
-    def __init__(self) -> None:
-        self.first: float | None = None
-        self.last: float | None = None
-        self.samples = 0
-        self.outcomes: list[OutcomeCount] = []
-        self.errors: list[ErrorSum] = []
-        self.groups: list[GroupCount] = []
-        self.group_errors: dict[tuple[str, str], MetricCounts] = {}
+class Served(NamedTuple):
+    first: float
+    last: float
+    answers: int
 
 
-def read_counts(store: MonitorStore, model: str) -> dict[str, StoredCounts]:
-    """Return the counts of a model by version.
+class GroupErrors(NamedTuple):
+    attribute: str
+    group: str
+    answers: int
+    total: float
+    squares: float
 
-    Raises:
-        StoreUnavailable: They cannot be read.
-    """
-    counts = defaultdict[str, StoredCounts](StoredCounts)
-    recent = int((time.time() - RECENT_S) // 3600)
-    for version, first, last, samples in store.read(SERVED, model=model):
-        stored = counts[version]
-        stored.first, stored.last, stored.samples = first, min(last, time.time()), int(samples)
-    for version, *values in store.read(OUTCOMES, model=model, recent=recent):
-        counts[version].outcomes.append(OutcomeCount(*values))
-    for version, *values in store.read(ERRORS, model=model, recent=recent):
-        counts[version].errors.append(ErrorSum(*values))
-    for sql in (KNOWN_GROUPS, OTHER_GROUPS):
-        for version, *values in store.read(sql, model=model):
-            counts[version].groups.append(GroupCount(*values))
-    for version, attribute, value, *sums in store.read(GROUP_ERRORS, model=model):
-        counts[version].group_errors[attribute, value] = MetricCounts(*sums)
-    return counts
+
+class StoredCounts(NamedTuple):
+    """What the store has of a model, by version."""
+
+    served: Mapping[str, Sequence[Served]]
+    outcomes: Mapping[str, Sequence[OutcomeCount]]
+    errors: Mapping[str, Sequence[ErrorSum]]
+    groups: Mapping[str, Sequence[GroupCount]]
+    group_errors: Mapping[str, Sequence[GroupErrors]]
+
+
+QUERIES: tuple[tuple[str, type[Any]], ...] = (
+    (SERVED, Served),
+    (OUTCOMES, OutcomeCount),
+    (ERRORS, ErrorSum),
+    (GROUPS, GroupCount),
+    (GROUP_ERRORS, GroupErrors),
+)
 
 
 def build_report(monitor: Monitor, model: str) -> MonitorReport:
     """Return the report on a model; without the store, it has the drift only."""
     versions = monitor.versions_of(model)
-    config = next((version.config for version in reversed(versions.values())), None)
-    stored, contests, problem = dict[str, StoredCounts](), 0, monitor.store_problem
+    config = next((version.message.config for version in versions.values()), None)
+    stored = [dict[str, list[Any]]()] * len(QUERIES)
+    contests, problem = 0, monitor.store_problem
+    recent = int((time.time() - RECENT_S) // 3600)
     try:
         monitor.flush()
-        stored = read_counts(monitor.store, model)
+        stored = [
+            _by_version(monitor.store.read(sql, model=model, recent=recent), kind)
+            for sql, kind in QUERIES
+        ]
         contests = monitor.store.read(OPEN_CONTESTS, model=model)[0][0]
     except StoreUnavailable as error:
         problem = error.message
-    ended = sorted(stored.keys() - versions.keys(), key=lambda name: stored[name].last or 0.0)
-    names = [*reversed(versions), *reversed(ended)]
-    counts = {name: stored.get(name, StoredCounts()) for name in names}
-    groups_config = config or MonitorConfig.model_validate({})
+    counts = StoredCounts(*stored)
+    ended = sorted(counts.served.keys() - versions.keys(), key=lambda name: counts.served[name][0])
+    names = [*versions, *reversed(ended)]
     report = {
         "model": model,
         "monitoring": bool(versions),
@@ -120,61 +122,67 @@ def build_report(monitor: Monitor, model: str) -> MonitorReport:
         "dropped": monitor.dropped_of(model),
         "problem": problem,
         "versions": [
-            _version(name, versions.get(name), counts[name], groups_config) for name in names
+            _version(name, versions.get(name), counts, config or MonitorConfig.model_validate({}))
+            for name in names
         ],
         "comparisons": [
-            comparison
-            for new, old in pairwise(names)
-            for comparison in _comparisons(old, new, counts[old], counts[new])
+            comparison for new, old in pairwise(names) for comparison in _compare(old, new, counts)
         ],
         "contests": contests,
     }
     return MonitorReport.model_validate(report)
 
 
+def _by_version(rows: Iterable[Any], kind: type[Any]) -> dict[str, list[Any]]:
+    result = defaultdict[str, list[Any]](list)
+    for version, *values in rows:
+        result[version].append(kind(*values))
+    return result
+
+
 def _version(
-    name: str, version: MonitoredVersion | None, stored: StoredCounts, config: MonitorConfig
+    name: str, version: MonitoredVersion | None, counts: StoredCounts, config: MonitorConfig
 ) -> VersionReport:
+    errors = {
+        (row.attribute, row.group): MetricCounts(row.answers, row.total, row.squares)
+        for row in counts.group_errors.get(name, ())
+    }
     report: dict[str, Any] = {
         "version": name,
-        "first": stored.first,
-        "last": stored.last,
-        "samples": stored.samples,
-        "quality": quality_of(stored.outcomes, stored.errors),
-        "groups": groups_of(stored.groups, stored.group_errors, config),
+        "quality": quality_of(counts.outcomes.get(name, ()), counts.errors.get(name, ())),
+        "groups": groups_of(counts.groups.get(name, ()), errors, config),
     }
+    for served in counts.served.get(name, ()):
+        report |= {"first": served.first, "last": served.last, "samples": served.answers}
     if version is not None:
-        state = version.windows.state
+        windows = version.windows.state
         kind = "archive" if version.baseline is not None else "first window"
-        report |= {
-            "baseline": kind if state.baseline_rows else "none",
-            "baseline_rows": state.baseline_rows,
+        report = {
+            "first": windows.first,
+            "samples": version.samples,
+            **report,
+            "last": windows.latest or report.get("last"),
+            "baseline": kind if windows.baseline_rows else "none",
+            "baseline_rows": windows.baseline_rows,
             "problem": version.problem,
-            "first": stored.first or state.first,
-            "last": state.latest or stored.last,
-            "samples": max(stored.samples, version.samples),
-            "windows": state.windows,
-            "window_samples": state.rows,
-            "drift": state.drift,
-            "alarm": any(drift.alarm for drift in state.drifts.values()),
+            "windows": windows.windows,
+            "window_samples": windows.rows,
+            "drift": windows.drift,
+            "alarm": any(drift.alarm for drift in windows.drifts.values()),
             "columns": version.windows.drifts(),
         }
     return VersionReport.model_validate(report)
 
 
-def _comparisons(
-    old: str, new: str, old_counts: StoredCounts, new_counts: StoredCounts
-) -> Iterator[VersionComparison]:
+def _compare(old: str, new: str, counts: StoredCounts) -> Iterator[VersionComparison]:
     """Compare two versions by their answers since the new one has been answering."""
-    if new_counts.outcomes:
-        start = min(count.period for count in new_counts.outcomes)
-        outcomes = [count for count in old_counts.outcomes if count.period >= start]
-        if outcomes:
-            sums = accuracy_counts(outcomes), accuracy_counts(new_counts.outcomes)
-            yield compare_versions(old, new, "accuracy", *sums)
-    if new_counts.errors:
-        start = min(count.period for count in new_counts.errors)
-        errors = [count for count in old_counts.errors if count.period >= start]
-        if errors:
-            error_sums = error_counts(errors), error_counts(new_counts.errors)
-            yield compare_versions(old, new, "mean_error", *error_sums)
+    metrics: tuple[tuple[Metric, Any, Any], ...] = (
+        ("accuracy", accuracy_counts, counts.outcomes),
+        ("mean_error", error_counts, counts.errors),
+    )
+    for metric, sums_of, by_version in metrics:
+        new_counts = by_version.get(new, [])
+        start = min((count.period for count in new_counts), default=math.inf)
+        old_counts = [count for count in by_version.get(old, []) if count.period >= start]
+        if old_counts:
+            yield compare_versions(old, new, metric, sums_of(old_counts), sums_of(new_counts))

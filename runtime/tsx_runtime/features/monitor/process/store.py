@@ -36,7 +36,7 @@ CREATE INDEX IF NOT EXISTS tsx_monitor_answers_truth
 CREATE TABLE IF NOT EXISTS tsx_monitor_counts (
   model TEXT NOT NULL, version TEXT NOT NULL, hour INTEGER NOT NULL, attribute TEXT NOT NULL,
   value TEXT NOT NULL, kind INTEGER NOT NULL, prediction TEXT NOT NULL, truth TEXT NOT NULL,
-  answers BIGINT NOT NULL, confidence DOUBLE PRECISION NOT NULL, total DOUBLE PRECISION NOT NULL,
+  answers INTEGER NOT NULL, confidence DOUBLE PRECISION NOT NULL, total DOUBLE PRECISION NOT NULL,
   squares DOUBLE PRECISION NOT NULL,
   PRIMARY KEY (model, version, hour, attribute, value, kind, prediction, truth)
 );
@@ -211,14 +211,13 @@ class MonitorStore:
         """Store answers, except those whose request id is known, and change the counts."""
         # The order is the same in all servers, so that none waits for another in a circle.
         rows = [row._asdict() for row in sorted(answers, key=lambda answer: answer[:4])]
-        if rows:
-            connection.execute(text(ADD_ANSWERS), rows)
         sums = [
             key._asdict() | dict(zip(SUMS, sums, strict=True))
             for key, sums in sorted(changes.items())
         ]
-        if sums:
-            connection.execute(text(ADD_COUNTS), sums)
+        for sql, values in ((ADD_ANSWERS, rows), (ADD_COUNTS, sums)):
+            if values:
+                connection.execute(text(sql), values)
 
     def expire(self) -> bool:
         """Delete a part of what is older than the retention; tell whether there may be more.
@@ -291,9 +290,9 @@ class MonitorStore:
         )
 
 
-def clean(value: str, max_chars: int = 200) -> str:
+def clean(value: str) -> str:
     """Return a text that both databases can store."""
-    return value.encode(errors="replace").decode().replace("\0", "\ufffd")[:max_chars]
+    return value.encode(errors="replace").decode().replace("\0", "\ufffd")
 
 
 def _reason(error: Exception) -> str:
@@ -301,5 +300,5 @@ def _reason(error: Exception) -> str:
     cause = getattr(error, "orig", None) or error
     if isinstance(cause, ImportError):
         return "PostgreSQL needs the extra postgres: pip install 'tsx-serve[postgres]'"
-    message = getattr(getattr(cause, "diag", None), "message_primary", None)
-    return message or getattr(cause, "strerror", None) or str(cause).strip()
+    diagnosis = getattr(cause, "diag", None)
+    return getattr(diagnosis, "message_primary", None) or str(cause)
