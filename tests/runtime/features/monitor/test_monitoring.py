@@ -148,9 +148,9 @@ def test_feedback_reaches_answers_of_a_replaced_server(
     with started() as old:
         id = ask(inference, 20)
         old_process = monitor_process(old)
+        inference.close()  # The old server waits for idle connections.
         with started("--replace") as new:
             assert old.process.wait(90) == 0
             assert not old_process.is_running()
             until(lambda: accepted(id, "child"))
-            inference.close()
             assert new.stop() == 0
