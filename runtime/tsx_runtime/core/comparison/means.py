@@ -73,6 +73,16 @@ def compare_means(
     return MeanDifference(value, value - radius, value + radius)
 
 
+def error_scale(new: MetricCounts, old: MetricCounts) -> float:
+    """Return a scale for means of errors: a tenth of the pooled standard deviation.
+
+    For rates of 95 %, `SCALE` is as large a part of it.
+    """
+    count = new.count + old.count
+    pooled = MetricCounts(count, new.total + old.total, new.squares + old.squares)
+    return math.sqrt(pooled.variance) / 10 if count else SCALE
+
+
 def needed_answers(
     new: MetricCounts,
     old: MetricCounts,
@@ -80,19 +90,21 @@ def needed_answers(
     *,
     alpha: float = ALPHA,
     scale: float = SCALE,
+    old_grows: bool = True,
 ) -> int:
     """Estimate how many more answers of each version narrow the interval to +- `difference`.
 
-    The result is at most `MAX_NEEDED`.
+    The result is at most `MAX_NEEDED`. If not `old_grows`, only the new version gets answers.
     """
     low, high = 0, MAX_NEEDED
 
     def is_enough(more: int) -> bool:
-        variance = new.variance / max(1, new.count + more) + old.variance / max(1, old.count + more)
-        return (
-            min(new.count, old.count) + more >= MIN_COUNT
-            and _radius(variance, alpha, scale) <= difference
-        )
+        new_count = new.count + more
+        old_count = old.count + (more if old_grows else 0)
+        if min(new_count, old_count) < MIN_COUNT:
+            return False
+        variance = new.variance / new_count + old.variance / old_count
+        return _radius(variance, alpha, scale) <= difference
 
     if difference <= 0 or not is_enough(high):
         return MAX_NEEDED
@@ -105,7 +117,14 @@ def needed_answers(
     return low
 
 
+def round_count(count: int) -> int:
+    """Round an estimated count to two significant digits."""
+    return int(float(f"{count:.2g}"))
+
+
 def _radius(variance: float, alpha: float, scale: float) -> float:
     """Return the half width for a difference whose estimate has this variance."""
+    if not variance:  # All values of each version are the same.
+        return 0.0
     information = scale**2 / variance
     return math.sqrt(variance * (1 + 1 / information) * math.log((1 + information) / alpha**2))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 from tsx_runtime.core.comparison.means import MetricCounts
+
+Metric = Literal["accuracy", "mean_error"]
 
 
 class VersionQuality(NamedTuple):

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from tsx_archiver.monitor.config import MonitorConfig
+from tsx_runtime.core.comparison.quality import Metric
 
 
 class Estimate(BaseModel):
@@ -22,13 +23,13 @@ class ColumnHistogram(BaseModel):
     """The distribution of a column in the baseline and in the last windows."""
 
     edges: list[float] | None = Field(
-        None, description="inner edges of the bins of a number; null for categories"
+        default=None, description="inner edges of the bins of a number; null for categories"
     )
     categories: list[str] | None = None
     baseline: list[float] = Field(description="share of the baseline's rows in each bin")
     live: list[float] = Field(description="share of the last window's rows in each bin")
     previous: list[float] | None = Field(
-        None, description="share of the rows of the version before, if it is monitored"
+        default=None, description="share of the rows of the version before, if it is monitored"
     )
 
 
@@ -50,14 +51,18 @@ class ColumnDrift(BaseModel):
     test: Literal["ks", "chi2"] | None = None
     statistic: float | None = None
     p_value: float | None = None
-    alarm: bool = Field(False, description="whether the column has drifted, by the last window")
-    alarm_since: float | None = Field(None, description="seconds since 1970")
-    missing: float = Field(0.0, description="share of the rows without a value")
+    alarm: bool = Field(
+        default=False, description="whether the column has drifted, by the last window"
+    )
+    alarm_since: float | None = Field(default=None, description="seconds since 1970")
+    missing: float = Field(default=0.0, description="share of the rows without a value")
     baseline_missing: float | None = None
-    previous_psi: float | None = Field(None, description="compared with the version before")
+    previous_psi: float | None = Field(default=None, description="compared with the version before")
     previous_alarm: bool = False
     histogram: ColumnHistogram | None = None
-    history: list[HistoryPoint] = Field([], description="index of each window, the newest last")
+    history: list[HistoryPoint] = Field(
+        default=[], description="index of each window, the newest last"
+    )
 
 
 class ClassQuality(BaseModel):
@@ -76,7 +81,8 @@ class Quality(BaseModel):
 
     answers: int = Field(description="number of answers with a known truth")
     accuracy: Estimate | None = Field(None, description="null if the answers are numbers")
-    classes: list[ClassQuality] = []
+    classes: list[ClassQuality] = Field([], description="the most frequent 100 classes")
+    hidden_classes: int = Field(0, description="number of the other classes")
     calibration: list[CalibrationBin] = []
     calibration_error: float | None = Field(
         None, description="mean difference of confidence and accuracy (ECE)"
@@ -104,10 +110,13 @@ class GroupFigures(BaseModel):
     confidence: float | None = None
 
 
+DifferenceName = Literal["demographic_parity", "equal_opportunity", "equalized_odds", "error"]
+
+
 class GroupDifference(BaseModel):
     """A difference that a fairness review asks for."""
 
-    name: Literal["demographic_parity", "equal_opportunity", "equalized_odds", "error"]
+    name: DifferenceName
     difference: Estimate = Field(description="largest difference between two groups")
     groups: tuple[str, str] = Field(description="the group with the larger, and the smaller figure")
 
@@ -144,7 +153,7 @@ class VersionReport(BaseModel):
 class VersionComparison(BaseModel):
     """The comparison of two versions by the truth that clients have reported."""
 
-    metric: Literal["accuracy", "mean_error"]
+    metric: Metric
     old: str
     new: str
     difference: Estimate = Field(

@@ -156,10 +156,12 @@ class RecordingManager:
 
     def _configured(self, name: str) -> RecordingConfig | None:
         """Return the recording in the settings of a model, or else in its archive."""
-        settings = RecordingModelSettings.of(self._models, name)
+        setting = RecordingModelSettings.of(self._models, name).record
+        if setting is not None:
+            return setting or None
         versions = self._traffic.models[name].versions.values()
         in_archives = (version.config.record for version in versions)
-        return settings.record or next(filter(None, in_archives), None)
+        return next(filter(None, in_archives), None)
 
     def _begin(self, name: str, config: RecordingConfig) -> None:
         directory = self.directory(name)

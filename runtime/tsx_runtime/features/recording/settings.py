@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, StringConstraints
 
 from tsx_archiver.monitor.recording import RecordingConfig
-from tsx_archiver.quantities import for_text
-from tsx_runtime.settings.fields import FeatureModelSettings, FeatureSettings
+from tsx_runtime.settings.fields import FeatureModelSettings, FeatureSettings, table_or_flag
 from tsx_runtime.settings.model_limits import Accepts, Seconds
 
 BucketUrl = Annotated[
@@ -18,9 +16,9 @@ BucketUrl = Annotated[
     Accepts("s3://BUCKET/PREFIX"),
 ]
 Recording = Annotated[
-    RecordingConfig,
-    BeforeValidator(for_text(json.loads)),
-    Accepts('a table such as {share = "1%", max_size = "100MB", max_age = "1d", answers = true}'),
+    RecordingConfig | Literal[False],
+    BeforeValidator(table_or_flag),
+    Accepts('true, false, or a table such as {share = "1%", max_size = "1GB", answers = true}'),
 ]
 
 
@@ -36,5 +34,4 @@ class RecordingSettings(FeatureSettings):
 
 class RecordingModelSettings(FeatureModelSettings):
     record: Recording | None = None
-    """the recording that starts with the model, in place of what its archive says; see
-    recording.md"""
+    """whether and how it is recorded, in place of what its archive says; see recording.md"""

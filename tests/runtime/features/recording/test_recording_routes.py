@@ -134,7 +134,8 @@ def test_a_configured_recording_starts_with_the_model_until_a_client_changes_it(
     config = "record: {share: 50%, answers: true}\n"
     make_model(tmp_path / "talker.mar", TALKER, config=config)
     make_model(tmp_path / "other.mar", TALKER, config=config)
-    models = {"other": {"record": '{"max_size": "2GB"}'}}
+    make_model(tmp_path / "third.mar", TALKER, config="record: true\n")
+    models = {"other": {"record": '{"max_size": "2GB"}'}, "third": {"record": False}}
     settings = make_settings(tmp_path, state_dir=tmp_path / "state", models=models)
     with running_server(settings) as server:
         server.register("talker.mar", initial_workers=0)
@@ -145,6 +146,8 @@ def test_a_configured_recording_starts_with_the_model_until_a_client_changes_it(
             "max_age": 86400.0,
             "answers": True,
         }
+        server.register("third.mar", initial_workers=0)
+        assert server.management.get("/models/third/record").json()["recording"] is False
         other = server.management.get("/models/other/record").json()["terms"]
         assert (other["max_size"], other["answers"]) == (2 * 10**9, False)
         put_record(server, share=1)
