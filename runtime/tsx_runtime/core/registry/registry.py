@@ -9,6 +9,7 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
+from tsx_runtime.core.comparison.quality import QualitySource
 from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.hidden_credentials import HiddenHeaders, hidden_variables
 from tsx_runtime.core.models.model import ModelVersion
@@ -93,6 +94,8 @@ class Registry:
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.
         self.tracer: Tracer | None = None
+        # The feature that knows the quality of versions sets it.
+        self.quality_source: QualitySource | None = None
         self.stopping = False  # If true, load balancers are told to send no more requests.
         self._registrar = registrar = Registrar(table, resources, self._downloads)
         self.register_path, self.register_archive, self.opening = (
