@@ -43,6 +43,20 @@ def rollout(
     min_requests: Annotated[
         int | None, typer.Option(min=1, help="Requests required per step.", show_default="100")
     ] = None,
+    metric: Annotated[
+        str | None,
+        typer.Option(help="Quality that may not get worse: accuracy or mean_error."),
+    ] = None,
+    margin: Annotated[
+        str | None,
+        typer.Option(
+            help="How much worse: 1% of accuracy, or a part of the mean error.",
+            show_default="1%, or 5% of the mean error",
+        ),
+    ] = None,
+    guard: Annotated[
+        list[str] | None, typer.Option(help="Another bound, such as drift<0.2; repeatable.")
+    ] = None,
     watch: Annotated[
         bool,
         typer.Option(
@@ -67,6 +81,9 @@ def rollout(
         "max_error_rate": max_error_rate,
         "max_p99": max_p99,
         "min_requests": min_requests,
+        "metric": metric,
+        "margin": margin,
+        "guard": guard or None,
     }
     if version is None and (
         given_options := [
@@ -92,7 +109,12 @@ def rollout(
         ).json()
     elif version is not None:
         answer = server.call_json(
-            "POST", target, _plan(version, steps, bake, max_error_rate, max_p99, min_requests)
+            "POST",
+            target,
+            {
+                **_plan(version, steps, bake, max_error_rate, max_p99, min_requests),
+                **_quality(metric, margin, guard),
+            },
         )
     else:
         answer = _status(server, target, name)
@@ -148,6 +170,14 @@ def _plan(
     if min_requests is not None:
         plan["min_requests"] = min_requests
     return plan
+
+
+def _quality(metric: str | None, margin: str | None, guards: list[str] | None) -> dict[str, Any]:
+    """Return the keys of a plan that need the model's monitoring."""
+    plan: dict[str, Any] = {"metric": metric, "guards": guards or None}
+    if margin is not None:
+        plan["margin"] = read_option(parse_share, margin, "--margin", "a share such as 1% or 0.01")
+    return {key: value for key, value in plan.items() if value is not None}
 
 
 def _milliseconds(text: str) -> float:

@@ -10,7 +10,7 @@ import pytest
 from tests.cli.conftest import Run
 from tests.cli.models.conftest import TwoVersions
 from tsx_cli.common.failure import UsageError
-from tsx_cli.models.rollout import _plan, _show
+from tsx_cli.models.rollout import _plan, _quality, _show
 
 PLAN = {"version": "2.0", "steps": [50, 100], "bake": 2.0}
 RUNNING = {"model": "m", "old": "1.0", "status": "running", "plan": PLAN, "step": 1, "share": 50}
@@ -36,6 +36,18 @@ def test_a_plan_is_parsed() -> None:
         "bake": 5400,
         "max_p99_ms": 2000,
     }
+
+
+def test_a_metric_and_guards_are_parsed() -> None:
+    assert _quality("accuracy", "1%", ["drift<0.2"]) == {
+        "metric": "accuracy",
+        "margin": 0.01,
+        "guards": ["drift<0.2"],
+    }
+    assert _quality("mean_error", "0%", []) == {"metric": "mean_error", "margin": 0}
+    assert _quality(None, None, None) == {}
+    with pytest.raises(UsageError, match=r"^--margin takes a share"):
+        _quality("accuracy", "little", None)
 
 
 @pytest.mark.parametrize(
@@ -119,6 +131,10 @@ def test_a_rollout_is_started_watched_and_shown_by_the_command(
         invalid = run(f"{rollout} --bake 1m")
         assert invalid.code == 2
         assert "--bake belongs to a new rollout" in invalid.err
+        assert "--guard belongs to a new rollout" in run(f"{rollout} --guard drift<0.2").err
+        unmonitored = run(f"{rollout} --version {default} --metric accuracy --margin 1%")
+        assert unmonitored.code == 1
+        assert "A rollout with a metric or a guard cannot start" in unmonitored.err
         assert run(f"{rollout} --stop").code == 1
         new_rollout = run(f"{rollout} --version {default} --bake 1h")
         assert "step 1 of 4, 1 % for" in new_rollout.out

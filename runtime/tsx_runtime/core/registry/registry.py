@@ -94,7 +94,7 @@ class Registry:
         self.loaded_on_request: Collection[str] = ()
         # It is set before the first request if requests are traced.
         self.tracer: Tracer | None = None
-        # A feature that knows the quality of versions sets it.
+        # The feature that knows the quality of versions sets it.
         self.quality_source: QualitySource | None = None
         self.stopping = False  # If true, load balancers are told to send no more requests.
         self._registrar = registrar = Registrar(table, resources, self._downloads)

@@ -9,10 +9,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from pydantic import ValidationError
 
+from tsx_runtime.core.comparison.quality import QualitySource
 from tsx_runtime.core.models.model import Model, ModelVersion
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.telemetry.histogram import quantile
@@ -31,6 +33,7 @@ from tsx_runtime.features.rollouts.policy import (
     StepObservation,
     decide,
 )
+from tsx_runtime.features.rollouts.quality import compare_metric
 from tsx_runtime.settings.traffic_policy import Traffic, parse_traffic
 
 OBSERVATIONS_PER_STEP = 20
@@ -44,7 +47,11 @@ class RolloutController:
     """The rollouts of all models, at most one per model; used only in the event loop."""
 
     def __init__(
-        self, traffic: TrafficManager, state: StateStore, is_stopping: Callable[[], bool]
+        self,
+        traffic: TrafficManager,
+        state: StateStore,
+        is_stopping: Callable[[], bool],
+        quality_source: Callable[[], QualitySource | None] = lambda: None,
     ) -> None:
         """Resume each saved rollout when its model is registered.
 
@@ -53,8 +60,10 @@ class RolloutController:
             state: The saved state.
             is_stopping: Returns whether the server is stopping. The next server then continues the
                 rollouts.
+            quality_source: Returns the feature that knows the quality of versions, if there is one.
         """
         self._traffic = traffic
+        self._quality_source = quality_source
         self._models = traffic.models
         self._state = state
         self._is_stopping = is_stopping
@@ -71,7 +80,8 @@ class RolloutController:
             ModelNotFound: No model has this name.
             ModelVersionNotFound: The model has no such version.
             BadRequest: The version already gets all requests.
-            Conflict: Another rollout runs, the version cannot serve, or the traffic forbids it.
+            Conflict: Another rollout runs, the version cannot serve, the traffic forbids it, or
+                the model is not monitored, as a metric or a guard needs.
         """
         new_version = self._traffic.find(name, plan.version)
         # A label in the plan may refer to another version later.
@@ -105,6 +115,8 @@ class RolloutController:
             command = f"`tsx models scale {name} 1 --version {new_version.version}`"
             advice = f"PUT /models/{name}/{new_version.version}?min_worker=1, or {command}"
             raise Conflict(f"{text}. Start a worker first: {advice}")
+        if (plan.metric or plan.guards) and (problem := self._quality_problem(name)):
+            raise Conflict(f"A rollout with a metric or a guard cannot start: {problem}")
         now = time.time()
         old_counts = self._counts(name, old_version.version)
         default = self._models[name].default
@@ -378,7 +390,7 @@ class RolloutController:
         versions = self._models[name].versions if name in self._models else {}
         new_version = versions.get(state.plan.version)
         failure = "it was unregistered" if new_version is None else _failure(new_version)
-        return StepObservation(
+        observation = StepObservation(
             state.step,
             state.seconds,
             state.new,
@@ -386,6 +398,43 @@ class RolloutController:
             new_version is not None and new_version.ready,
             failure,
         )
+        return self._with_quality(name, state, observation)
+
+    def _with_quality(
+        self, name: str, state: RolloutState, observation: StepObservation
+    ) -> StepObservation:
+        """Add the quality of both versions since the rollout began, if the plan needs it."""
+        plan, source = state.plan, self._quality_source()
+        if not plan.metric and not plan.guards:
+            return observation
+        problem = self._quality_problem(name)
+        if source is None or problem:
+            return replace(observation, quality_problem=problem)
+        since = state.quality_since or state.began
+        new, old = (source.quality_of(name, number, since) for number in (plan.version, state.old))
+        if plan.metric and new is not None and old is not None:
+            is_accuracy = plan.metric == "accuracy"
+            state.metric = compare_metric(
+                plan.metric,
+                plan.margin,
+                (plan.version, new.accuracy if is_accuracy else new.error),
+                (state.old, old.accuracy if is_accuracy else old.error),
+                old_grows=state.share < 100,
+            )
+        drift = new.drift if new is not None and new.windows else None
+        return replace(observation, metric=state.metric, drift=drift)
+
+    def _quality_problem(self, name: str) -> str:
+        """Return why the quality of a model's versions is not known, or an empty string."""
+        source = self._quality_source()
+        if source is None:
+            return "this server has no feature that monitors models"
+        if not source.is_monitored(name):
+            return (
+                f"model {name} is not monitored: PUT /models/{name}/monitor, or `tsx models"
+                f" monitor {name} --share 5%`"
+            )
+        return ""
 
     def _baseline(self, state: RolloutState) -> Counts:
         """Return the old version's counts, to which the new version's are compared.
@@ -418,6 +467,7 @@ class RolloutController:
                     Counts(),
                     0.0,
                 )
+                state.quality_since, state.metric = time.time(), None
                 continue
             counts = self._counts(name, number)
             running.counts[number] = counts

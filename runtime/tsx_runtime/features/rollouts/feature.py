@@ -13,7 +13,10 @@ class RolloutsFeature(Feature):
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
         self.rollouts = RolloutController(
-            registry.traffic_manager, registry.state, is_stopping=lambda: registry.stopping
+            registry.traffic_manager,
+            registry.state,
+            is_stopping=lambda: registry.stopping,
+            quality_source=lambda: registry.quality_source,
         )
 
     def add_routes(self, app: ServerApp) -> None:

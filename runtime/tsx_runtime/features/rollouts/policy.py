@@ -8,6 +8,7 @@ the old version as soon as a bound is exceeded significantly:
   the same time (Fisher's exact test).
 - More than a hundredth of its requests are slower than `max_p99_ms`, or than `max_p99_ratio` times
   the old version's p99 (binomial test).
+- Its `metric` is worse (`quality.py`), or a guard is broken, since the rollout began.
 
 A test that is repeated often enough finds a difference by chance. The significance level is
 therefore `EARLY_ALPHA` during a step, and `FINAL_ALPHA` only at its end. If a bound is exceeded,
@@ -19,14 +20,17 @@ from __future__ import annotations
 
 import enum
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 
+from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.core.comparison.significance import difference_probability, excess_probability
 from tsx_runtime.core.telemetry.histogram import FINE_BOUNDS, quantile
+from tsx_runtime.features.rollouts.quality import MetricComparison
 
 Status = Literal["running", "finished", "went back", "stopped"]
 EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability that one test gives a false alarm
@@ -34,6 +38,7 @@ EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability that one test gives a fa
 MIN_P99_REQUESTS = 400
 MAX_STEPS = 100
 SLOW_FRACTION = 0.01  # fraction of requests above the p99
+_GUARD = re.compile(r"\s*drift\s*<\s*(\d{1,3}(?:\.\d{1,6})?)\s*", re.ASCII)
 
 
 def _check_steps(steps: tuple[float, ...]) -> tuple[float, ...]:
@@ -44,6 +49,13 @@ def _check_steps(steps: tuple[float, ...]) -> tuple[float, ...]:
             "steps are percentages that grow, above 0 and at most 100, as in 1,5,25,100"
         )
     return steps if steps[-1] == 100 else (*steps, 100.0)
+
+
+def _check_guard(guard: str) -> str:
+    match = _GUARD.fullmatch(guard)
+    if match is None or not float(match[1]):
+        raise ValueError(f"{guard!r} is not a guard such as drift<0.2")
+    return f"drift<{match[1]}"
 
 
 class RolloutPlan(BaseModel):
@@ -80,11 +92,42 @@ class RolloutPlan(BaseModel):
         ),
     )
 
+    metric: Metric | None = Field(
+        None, description="quality by reported truth in which the new version may not be worse"
+    )
+    margin: float | None = Field(
+        None,
+        ge=0,
+        lt=1,
+        description=(
+            "how much worse its metric may be: for accuracy, a share of the answers (0.01 without"
+            " it); for mean_error, a part of the old version's (0.05 without it)"
+        ),
+    )
+    guards: tuple[Annotated[str, AfterValidator(_check_guard)], ...] = Field(
+        (),
+        max_length=10,
+        description=(
+            "further bounds, such as drift<0.2 for the largest population stability index of a"
+            " field in its last window"
+        ),
+    )
+
     @model_validator(mode="after")
-    def _check_latency_bounds(self) -> RolloutPlan:
+    def _check_bounds(self) -> RolloutPlan:
         if self.max_p99_ratio is not None and self.max_p99_ms is not None:
             raise ValueError("give max_p99_ratio or max_p99_ms, not both")
+        if self.margin is not None and self.metric is None:
+            raise ValueError("margin belongs to a metric: accuracy or mean_error")
+        if self.metric is not None and self.steps[0] == 100:
+            raise ValueError(
+                "a metric needs a first step below 100, in which the old version answers too"
+            )
         return self
+
+    @property
+    def max_drift(self) -> float | None:
+        return min((float(guard.partition("<")[2]) for guard in self.guards), default=None)
 
 
 class Action(str, enum.Enum):
@@ -145,6 +188,9 @@ class StepObservation:
     old: Counts
     new_is_ready: bool = True  # whether a worker of the new version is ready
     new_failure: str = ""  # why no worker of the new version will be ready again
+    quality_problem: str = ""  # why the quality of the versions is not known
+    metric: MetricComparison | None = None
+    drift: float | None = None  # drift of the new version in its last window since the start
 
 
 @dataclass(frozen=True)
@@ -167,6 +213,9 @@ def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
         return Decision(Action.BACK, f"version {plan.version} no longer serves: {step.new_failure}")
     tests = [*_test_errors(plan, step), *_test_latency(plan, step)]
     is_over = step.seconds >= plan.bake
+    violation, missing_quality = _test_quality(plan, step)
+    if violation:
+        return Decision(Action.BACK, violation)
     significance_level = FINAL_ALPHA if is_over else EARLY_ALPHA
     has_enough = step.new.requests >= plan.min_requests
     violations = [test for test in tests if test.chance < significance_level]
@@ -176,7 +225,8 @@ def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
     if not step.new_is_ready:
         return _wait_or_roll_back(is_late, f"no worker of version {plan.version} is ready")
     if not is_over:
-        return Decision(Action.WAIT, f"{plan.bake - step.seconds:.0f} s of this step are left")
+        reason = f"{plan.bake - step.seconds:.0f} s of this step are left"
+        return Decision(Action.WAIT, "; ".join(filter(None, (reason, missing_quality))))
     if not has_enough:
         return _wait_or_roll_back(
             is_late,
@@ -190,8 +240,38 @@ def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
         return _wait_or_roll_back(
             is_late, f"not yet statistically significant: {'; '.join(exceeded)}"
         )
+    if missing_quality:
+        return _wait_or_roll_back(is_late, missing_quality)
     is_last_step = step.step == len(plan.steps) - 1
-    return Decision(Action.FINISH if is_last_step else Action.ADVANCE, "all bounds were kept")
+    reason = (
+        f"all bounds were kept; {step.metric.reason}" if step.metric else "all bounds were kept"
+    )
+    return Decision(Action.FINISH if is_last_step else Action.ADVANCE, reason)
+
+
+def _test_quality(plan: RolloutPlan, step: StepObservation) -> tuple[str, str]:
+    """Return which bound of the quality is broken, and what is not known yet, or empty texts."""
+    if plan.metric is None and plan.max_drift is None:
+        return "", ""
+    if step.quality_problem:
+        return "", step.quality_problem
+    violations, missing = [], []
+    if plan.metric is not None:
+        if step.metric is None:
+            missing.append("the truth of the answers has not been read yet")
+        elif step.metric.verdict == "worse":
+            violations.append(f"the new version is worse: {step.metric.reason}")
+        elif step.metric.verdict == "unclear":
+            missing.append(step.metric.reason)
+    if plan.max_drift is not None:
+        if step.drift is None:
+            missing.append(f"no window of version {plan.version} has been compared yet")
+        elif step.drift >= plan.max_drift:
+            violations.append(
+                f"the drift of version {plan.version} is {step.drift:.3g}, not below"
+                f" {plan.max_drift:g}"
+            )
+    return "; ".join(violations), "; ".join(missing)
 
 
 def _wait_or_roll_back(is_late: bool, reason: str) -> Decision:
@@ -305,6 +385,8 @@ class RolloutState(BaseModel):
     # The old version's counts in the last step in which it had requests.
     old_last: Counts = Counts()
     reason: str = ""  # reason of the last decision
+    quality_since: float | None = None  # time at which the new version was replaced
+    metric: MetricComparison | None = None  # the comparison of the last decision
 
     @property
     def share(self) -> float:

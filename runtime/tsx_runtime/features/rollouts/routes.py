@@ -12,6 +12,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import RolloutNotFound
 from tsx_runtime.features.rollouts.controller import RolloutController, describe_counts
 from tsx_runtime.features.rollouts.policy import RolloutPlan, RolloutState, Status
+from tsx_runtime.features.rollouts.quality import MetricComparison
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
@@ -55,6 +56,9 @@ class ModelRollout(BaseModel):
     changed: float = Field(description="seconds since 1970 of the last step, or of the end")
     new_counts: Numbers = Field(description="numbers of the new version at this step")
     old_counts: Numbers = Field(description="numbers of the old version at this step")
+    metric: MetricComparison | None = Field(
+        default=None, description="the metric of the plan, at the last decision"
+    )
     log: list[dict[str, Any]] = Field(description="each decision with its numbers, the newest last")
 
 
@@ -67,7 +71,9 @@ def describe(name: str, state: RolloutState, log: list[dict[str, Any]]) -> Model
         new_counts=Numbers(**describe_counts(state.new)),
         old_counts=Numbers(**describe_counts(state.old_now)),
         log=log,
-        **state.model_dump(include={"status", "old", "plan", "reason", "began", "changed"}),
+        **state.model_dump(
+            include={"status", "old", "plan", "reason", "began", "changed", "metric"}
+        ),
     )
 
 

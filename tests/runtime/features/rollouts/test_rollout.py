@@ -18,6 +18,8 @@ import pytest
 from tests.kit.management import put_model
 from tests.runtime.conftest import RunningServer, make_settings, running_server
 from tests.support.models import make_model
+from tsx_runtime.core.comparison.means import MetricCounts
+from tsx_runtime.core.comparison.quality import VersionQuality
 from tsx_runtime.features.rollouts.feature import RolloutsFeature
 from tsx_runtime.settings.traffic_policy import NOTHING
 
@@ -291,6 +293,108 @@ def test_a_single_step_rollout_does_not_finish_with_only_errors(
         start_rollout(rollout_server, "3.0", steps=[100], bake=10)
         until(lambda: rollout(rollout_server)["status"] != "running")
     assert rollout(rollout_server)["status"] == "went back"
+
+
+class KnownQuality:
+    """A source of quality whose numbers a test sets; it also notes what was asked."""
+
+    def __init__(self) -> None:
+        self.versions: dict[str, VersionQuality] = {}
+        self.monitored = True
+        self.since: set[float] = set()
+
+    def quality_of(self, model: str, version: str, since: float) -> VersionQuality | None:
+        assert model == "m"
+        self.since.add(since)
+        return self.versions.get(version)
+
+    def is_monitored(self, model: str) -> bool:
+        return self.monitored
+
+
+def know_accuracy(hits: int, count: int, drift: float | None = None) -> VersionQuality:
+    return VersionQuality(MetricCounts(count, hits, hits), MetricCounts(), drift, 1)
+
+
+@pytest.fixture
+def quality(rollout_server: RunningServer) -> Iterator[KnownQuality]:
+    source = KnownQuality()
+    rollout_server.registry.quality_source = source
+    yield source
+    rollout_server.registry.quality_source = None
+
+
+def test_a_rollout_with_a_metric_waits_for_feedback_and_then_finishes(
+    rollout_server: RunningServer, quality: KnownQuality, until: Until
+) -> None:
+    with steady_requests(rollout_server):
+        start_rollout(rollout_server, steps=[50, 100], metric="accuracy", guards=["drift<0.2"])
+        until(lambda: "has not been read yet" in rollout(rollout_server)["reason"])
+        quality.versions = {"1.0": know_accuracy(950, 1000), "2.0": know_accuracy(480, 500)}
+        until(lambda: "more answers of each version" in rollout(rollout_server)["reason"])
+        report = rollout(rollout_server)
+        assert report["metric"]["verdict"] == "unclear"
+        assert report["metric"]["new"]["value"] == 0.96
+        assert report["metric"]["new"]["low"] < 0.96 < report["metric"]["new"]["high"]
+        assert report["metric"]["needed"] > 0
+        assert report["step"] == 1
+        quality.versions = {
+            "1.0": know_accuracy(9500, 10_000),
+            "2.0": know_accuracy(9600, 10_000, drift=0.1),
+        }
+        until(lambda: rollout(rollout_server)["status"] != "running")
+    report = rollout(rollout_server)
+    assert (report["status"], report["metric"]["verdict"]) == ("finished", "kept")
+    assert "accuracy 96.0% of version 2.0" in report["reason"]
+    assert quality.since == {report["began"]}
+
+
+def test_a_worse_metric_or_a_drift_rolls_back(
+    rollout_server: RunningServer, quality: KnownQuality, until: Until
+) -> None:
+    quality.versions = {"1.0": know_accuracy(950, 1000), "2.0": know_accuracy(800, 1000)}
+    start_rollout(rollout_server, metric="accuracy", bake=2)
+    until(lambda: rollout(rollout_server)["status"] == "went back")
+    assert rollout(rollout_server)["reason"].startswith("the new version is worse: accuracy 80.0%")
+    quality.versions = {"1.0": know_accuracy(0, 0), "2.0": know_accuracy(0, 0, drift=0.4)}
+    start_rollout(rollout_server, guards=["drift<0.2"], bake=2)
+    until(lambda: rollout(rollout_server)["status"] == "went back")
+    assert rollout(rollout_server)["reason"] == "the drift of version 2.0 is 0.4, not below 0.2"
+
+
+@pytest.mark.usefixtures("processes")
+def test_the_answers_of_a_replaced_archive_do_not_count(
+    rollout_server: RunningServer, quality: KnownQuality, until: Until
+) -> None:
+    start_rollout(rollout_server, metric="accuracy", bake=2)
+    began = rollout(rollout_server)["began"]
+    until(lambda: quality.since == {began})
+    rollout_server.register("m2.mar", replaces=True)
+    until(lambda: len(quality.since) == 2)
+    assert max(quality.since) > began
+    assert rollout(rollout_server)["status"] == "running"
+
+
+def test_a_metric_of_a_model_that_is_not_monitored_is_refused(
+    rollout_server: RunningServer, quality: KnownQuality, until: Until
+) -> None:
+    quality.monitored = False
+    for plan in ({"metric": "accuracy"}, {"guards": ["drift<0.2"]}):
+        answer = post_rollout(rollout_server, **plan)
+        assert answer.status_code == 409
+        assert answer.json()["message"].endswith("`tsx models monitor m --share 5%`")
+    rollout_server.registry.quality_source = None
+    answer = post_rollout(rollout_server, metric="accuracy")
+    assert answer.status_code == 409
+    assert "no feature that monitors models" in answer.json()["message"]
+    assert traffic(rollout_server) == {}
+    # The monitoring of a model may also end during a rollout.
+    quality.monitored, rollout_server.registry.quality_source = True, quality
+    with steady_requests(rollout_server):
+        start_rollout(rollout_server, steps=[50, 100], metric="accuracy")
+        quality.monitored = False
+        until(lambda: "is not monitored" in rollout(rollout_server)["reason"])
+    assert rollout(rollout_server)["status"] == "running"
 
 
 @pytest.mark.usefixtures("processes")

@@ -17,7 +17,7 @@ from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.features.monitor.report import Estimate, VersionComparison
 
 RELEVANT_ACCURACY = 0.01  # A smaller difference needs no decision.
-RELEVANT_ERROR = 0.05  # the same for mean errors, relative to the old version's
+RELEVANT_ERROR = 0.05  # smallest relevant difference of mean errors, relative to the old one
 
 
 def compare_versions(

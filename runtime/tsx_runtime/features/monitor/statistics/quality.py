@@ -47,27 +47,23 @@ class ErrorSum(NamedTuple):
 Entry = TypeVar("Entry", OutcomeCount, ErrorSum)
 
 
-def accuracy_counts(outcomes: Iterable[OutcomeCount]) -> MetricCounts:
-    """Return the counts of right answers for a comparison of versions."""
-    hits, count = _hits(outcomes)
-    return MetricCounts(count, hits, hits)
+def accuracy_counts(outcomes: Sequence[OutcomeCount]) -> MetricCounts:
+    """Return the counts of right answers, for a comparison of versions."""
+    hits = sum(outcome.answers for outcome in outcomes if outcome.prediction == outcome.truth)
+    return MetricCounts(sum(outcome.answers for outcome in outcomes), hits, hits)
 
 
-def error_counts(errors: Iterable[ErrorSum]) -> MetricCounts:
-    """Return the sums of absolute errors for a comparison of versions."""
-    count, total, squares = 0, 0.0, 0.0
-    for error in errors:
-        count += error.answers
-        total += error.total
-        squares += error.squares
-    return MetricCounts(count, total, squares)
+def error_counts(errors: Sequence[ErrorSum]) -> MetricCounts:
+    """Return the sums of absolute errors, for a comparison of versions."""
+    _, counts, totals, squares = zip(*errors, strict=True) if errors else ((), (), (), ())
+    return MetricCounts(sum(counts), sum(totals), sum(squares))
 
 
-def estimate_share(hits: int, count: int) -> Estimate:
+def estimate_share(hits: float, count: int) -> Estimate:
     """Return a share with Wilson's 95 % interval."""
     if not count:
         return Estimate(value=None, count=0)
-    low, high = wilson_interval(hits, count)
+    low, high = wilson_interval(round(hits), count)
     return Estimate(value=hits / count, low=low, high=high, count=count)
 
 
@@ -81,8 +77,9 @@ def estimate_mean(counts: MetricCounts) -> Estimate:
     return Estimate(value=mean, low=max(0.0, mean - radius), high=mean + radius, count=count)
 
 
-def estimate_accuracy(outcomes: Iterable[OutcomeCount]) -> Estimate:
-    return estimate_share(*_hits(outcomes))
+def estimate_accuracy(outcomes: Sequence[OutcomeCount]) -> Estimate:
+    counts = accuracy_counts(outcomes)
+    return estimate_share(counts.total, counts.count)
 
 
 def quality_of(outcomes: Iterable[OutcomeCount], errors: Iterable[ErrorSum]) -> Quality | None:
@@ -109,15 +106,6 @@ def quality_of(outcomes: Iterable[OutcomeCount], errors: Iterable[ErrorSum]) -> 
             else _history(errors, lambda members: estimate_mean(error_counts(members)))
         ),
     )
-
-
-def _hits(outcomes: Iterable[OutcomeCount]) -> tuple[int, int]:
-    """Return the numbers of right answers and of all answers."""
-    hits = count = 0
-    for outcome in outcomes:
-        count += outcome.answers
-        hits += outcome.answers * (outcome.prediction == outcome.truth)
-    return hits, count
 
 
 def _classes(outcomes: Sequence[OutcomeCount]) -> list[ClassQuality]:
@@ -150,12 +138,14 @@ def _calibration(outcomes: Sequence[OutcomeCount]) -> tuple[list[CalibrationBin]
             bins[outcome.bin].append(outcome)
     calibration, total, distance = [], 0, 0.0
     for _, members in sorted(bins.items()):
-        hits, count = _hits(members)
+        counts = accuracy_counts(members)
         confidence = sum(outcome.confidence for outcome in members)
-        total += count
-        distance += abs(hits - confidence)
+        total += counts.count
+        distance += abs(counts.total - confidence)
         calibration.append(
-            CalibrationBin(confidence=confidence / count, accuracy=estimate_share(hits, count))
+            CalibrationBin(
+                confidence=confidence / counts.count, accuracy=estimate_accuracy(members)
+            )
         )
     return calibration, distance / total if total else None
 
