@@ -34,7 +34,7 @@ from tsx_runtime.features.monitor.statistics.windows import VersionWindows
 CONFIG = MonitorConfig()
 HOUR_S = 3600.0
 COLUMNS = 20
-MONTHS = 6  # per kind of traffic
+MONTHS = 4  # per kind of traffic
 RUNS = 20  # per shift
 MAX_WINDOWS = 24  # A shift that is not found by then counts as not found.
 DIGIT_ROWS = 200  # of a window of digits
@@ -57,7 +57,7 @@ TRAFFIC = (
     Traffic("windows of 1 h with 1,000 rows", 720, 1000, 5000, 20),
     Traffic("windows of 1 h with 60 rows", 720, 60, 500, 20),
     Traffic("windows of 100 rows, 12 minutes", 3600, 100, 1000, 4),
-    Traffic("windows of 50 rows, the first as baseline", 3600, 50, 50, 4),
+    Traffic("windows of 50 rows, the first 300 as baseline", 3600, 50, 300, 4),
 )
 
 

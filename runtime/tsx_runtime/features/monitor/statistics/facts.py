@@ -102,3 +102,9 @@ def vector_of(value: Any) -> Vector | None:
     except (ValueError, TypeError, OverflowError):
         return None
     return vector if len(vector) and (np.abs(vector) < MAX_NUMBER).all() else None
+
+
+def cosine(vector: Vector, centre: Vector) -> float | None:
+    """Return the cosine of the angle between two vectors, if it exists."""
+    length = np.linalg.norm(vector) * np.linalg.norm(centre)
+    return float(vector @ centre / length) if vector.shape == centre.shape and length else None

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -167,10 +167,10 @@ def test_images_in_json_and_in_forms_are_read_too() -> None:
 
 
 def test_of_a_broken_or_huge_image_only_what_is_safe_is_read() -> None:
-    huge = picture(0, size=(9000, 9000))
+    huge = picture(0, size=(5100, 5000))
     assert inputs_of(huge, {"body": "image"}, kind="image/png") == {
-        "input.body.width": 9000.0,
-        "input.body.height": 9000.0,
+        "input.body.width": 5100.0,
+        "input.body.height": 5000.0,
     }
     assert "input.body.brightness" not in inputs_of(
         picture(9)[:60], {"body": "image"}, kind="image/png"
@@ -281,8 +281,7 @@ def test_kinds_are_guessed_from_the_first_rows() -> None:
             "n": index,
             "b": index % 2 == 0,
             "c": f"c{index % 3}",
-            "name": f"person {index}",
-            "t": "a text of several words",
+            "t": "a text of several words" if index else "short",
             "pixels": [0.5] * 65,
             "mixed": 1 if index else "x",
             "empty": None,
@@ -293,7 +292,6 @@ def test_kinds_are_guessed_from_the_first_rows() -> None:
         "n": "number",
         "b": "category",
         "c": "category",
-        "name": "text",
         "t": "text",
         "pixels": "image",
         "mixed": "ignore",
@@ -399,6 +397,7 @@ KINDS = [
 ]
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.one_of(
         st.binary(), st.text().map(str.encode), st.just(b"[" * 5000), st.just(b'{"a":' * 5000)
@@ -416,6 +415,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
+@settings(max_examples=40, deadline=None)
 @given(values, values)
 def test_any_json_is_read_without_an_error(body: Any, answer: Any) -> None:
     fields: dict[str, FieldKind] = {"a": "text", "0": "image", "body": "embedding"}
