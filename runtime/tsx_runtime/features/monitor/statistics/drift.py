@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from tsx_archiver.monitor.baseline import ColumnSummary, NumberSummary
 
 MONTH_S = 30 * 86400
-GROUPS = 10  # of the bins of a number, for all but the Kolmogorov-Smirnov test
+GROUPS = 10  # groups of bins, for all but the Kolmogorov-Smirnov test
 MIN_EXPECTED = 5  # Rarer categories are pooled for the chi-square test.
 
 Table = NDArray[np.float64]  # the rows of the baseline, and the live ones, in each cell
@@ -32,7 +32,7 @@ class ColumnComparison(NamedTuple):
     js: float  # Jensen-Shannon distance to the base 2, from 0 to 1
     test: Literal["ks", "chi2"]  # the test with the smaller p-value
     statistic: float
-    p_value: float  # of both tests together
+    p_value: float  # the p-value of both tests together
 
     def is_drift(self, alpha: float, min_psi: float) -> bool:
         """Tell whether the difference is significant and large."""

@@ -77,9 +77,9 @@ def image_facts(value: Any) -> Facts:
     facts: Facts = {}
     try:
         if isinstance(value, dict):
-            value = value["b64"]  # as KServe and TensorFlow Serving encode bytes
+            value = value["b64"]  # KServe and TensorFlow Serving encode bytes like this.
         if isinstance(value, str):
-            value = base64.b64decode(value.rpartition(",")[2])  # after `data:image/png;base64,`
+            value = base64.b64decode(value.rpartition(",")[2])  # A data URL has a comma.
         with Image.open(io.BytesIO(value), formats=FORMATS) as image:
             width, height = image.size
             facts |= {"width": float(width), "height": float(height)}

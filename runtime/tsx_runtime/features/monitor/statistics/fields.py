@@ -10,7 +10,7 @@ from tsx_archiver.monitor.config import FieldKind
 from tsx_runtime.features.monitor.statistics.facts import image_facts
 
 BODY = "body"  # the path of a row that is neither an object nor a short list
-MAX_VALUES = 1000  # of a row or of a schema
+MAX_VALUES = 1000  # values of a row, or parts of a schema
 MAX_DEPTH = 5
 MAX_SHORT_LIST = 64  # A longer list of numbers is one field.
 MAX_CATEGORY_CHARS = 50  # A longer text is no category.

@@ -25,8 +25,8 @@ from tsx_runtime.features.monitor.statistics.summaries import (
     summarize,
 )
 
-MIN_ROWS = 50  # of a window that ends by time
-MIN_FIRST_ROWS = 300  # of a first window; fewer would raise false alarms
+MIN_ROWS = 50  # rows of a window that ends by time
+MIN_FIRST_ROWS = 300  # rows of a first window; fewer would raise false alarms
 MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
 
@@ -34,16 +34,16 @@ MAX_HISTORY = 500
 class WindowsState(BaseModel):
     """What is kept of a version's windows; summaries and drifts are by column."""
 
-    created: float = 0.0  # of the archive's baseline
+    created: float = 0.0  # the time of the archive's baseline
     baseline: dict[str, ColumnSummary] = {}
     baseline_rows: int = 0
     windows: int = 0  # complete ones
     first: float | None = None  # seconds since 1970 of the first row
-    latest: float = 0.0  # of the latest row
-    start: float = 0.0  # of the current window
+    latest: float = 0.0  # the time of the latest row
+    start: float = 0.0  # the time at which the current window began
     last: dict[str, ColumnSummary] = {}  # the last complete window
-    previous: dict[str, ColumnSummary] = {}  # that of the version before, as it was compared
-    drifts: dict[str, ColumnDrift] = {}  # by the last window, without histograms
+    previous: dict[str, ColumnSummary] = {}  # the window of the version before that was compared
+    drifts: dict[str, ColumnDrift] = {}  # results of the last window, without histograms
     drift: float | None = None  # largest index of the columns that differ significantly in it
 
 
@@ -51,9 +51,10 @@ class VersionWindows:
     """The windows of one version.
 
     A window ends with `window_samples` rows, or with the first row after its time if it has at
-    least 50; without a baseline, the first one has at least 300. Times are those of the rows, so recordings give the windows of their own days. An
-    alarm of a column lasts from the end of the first window with a significant and large
-    difference until a window without one (`drift.py` has the promise).
+    least 50; without a baseline, the first one has at least 300. Times are those of the rows, so
+    recordings give the windows of their own days. An alarm of a column lasts from the end of the
+    first window with a significant and large difference until a window without one (`drift.py` has
+    the promise).
 
     Attributes:
         state: The results, for readers.

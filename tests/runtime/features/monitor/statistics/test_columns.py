@@ -26,10 +26,10 @@ def as_bytes(value: Any) -> bytes:
 
 
 def sample(
-    body: Any, answer: Any = 1, kind: str = JSON, answer_kind: str = JSON, **other: Any
+    body: Any, answer: Any = 1, kind: str = JSON, answer_kind: str = JSON, **options: Any
 ) -> MonitorSample:
-    headers = {"content-type": kind} | other.pop("headers", {})
-    values = {"status": 200} | other
+    headers = {"content-type": kind} | options.pop("headers", {})
+    values = {"status": 200} | options
     return MonitorSample(
         "m",
         "1",
@@ -45,23 +45,23 @@ def sample(
 
 
 def rows_of(
-    body: Any, answer: Any = 1, fields: dict[str, FieldKind] = FIELDS, **other: Any
+    body: Any, answer: Any = 1, fields: dict[str, FieldKind] = FIELDS, **options: Any
 ) -> list[RowFacts]:
-    config = other.pop("config", MonitorConfig())
-    return Extractor(config, fields, centres=other.pop("centres", {})).rows(
-        sample(body, answer, **other)
+    config = options.pop("config", MonitorConfig())
+    return Extractor(config, fields, centres=options.pop("centres", {})).rows(
+        sample(body, answer, **options)
     )
 
 
-def inputs_of(body: Any, fields: dict[str, FieldKind] = FIELDS, **other: Any) -> dict[str, Any]:
-    (row,) = rows_of(body, fields=fields, **other)
+def inputs_of(body: Any, fields: dict[str, FieldKind] = FIELDS, **options: Any) -> dict[str, Any]:
+    (row,) = rows_of(body, fields=fields, **options)
     return {name: value for name, value in row.columns.items() if name.startswith("input.")}
 
 
-def guess(*bodies: Any, **other: Any) -> dict[str, FieldKind]:
+def guess(*bodies: Any, **options: Any) -> dict[str, FieldKind]:
     extractor = Extractor(MonitorConfig())
     for body in bodies:
-        assert all(row.columns == {} for row in extractor.rows(sample(body, **other)))
+        assert all(row.columns == {} for row in extractor.rows(sample(body, **options)))
     extractor.freeze()
     return extractor.fields
 
@@ -244,12 +244,12 @@ def test_an_embedding_has_a_similarity_to_the_centre_of_the_baseline() -> None:
 )
 def test_facts_of_an_answer(answer: Any, columns: dict[str, Any]) -> None:
     (row,) = rows_of({}, answer)
-    found = {
+    facts = {
         name.removeprefix("answer."): value
         for name, value in row.columns.items()
         if name.startswith("answer.")
     }
-    assert found == columns
+    assert facts == columns
     assert row.prediction == columns.get("class", columns.get("number"))
     assert row.confidence == columns.get("confidence")
 

@@ -49,13 +49,13 @@ def feed(
     random: np.random.Generator,
     rows: int = 100,
     step: float = 20.0,
-    **how: object,
+    **options: object,
 ) -> int:
     """Add rows every `step` seconds; return the number of windows that have ended."""
     at = windows.state.latest
     ended = 0
     for index in range(rows):
-        ended += windows.add(facts(draw(random, **how)), at + step * (index + 1))  # type: ignore[arg-type]  # mean and classes
+        ended += windows.add(facts(draw(random, **options)), at + step * (index + 1))  # type: ignore[arg-type]  # mean and classes
     return ended
 
 
@@ -96,7 +96,7 @@ def test_a_stationary_stream_has_no_alarm(
 
 
 @pytest.mark.parametrize(
-    ("how", "column", "most"),
+    ("options", "column", "most"),
     [
         ({"mean": 1.0}, "input.x", 1),
         ({"mean": -0.6}, "input.x", 5),
@@ -109,14 +109,14 @@ def test_a_stationary_stream_has_no_alarm(
 def test_a_shift_is_found(
     windows: VersionWindows,
     random: np.random.Generator,
-    how: dict[str, object],
+    options: dict[str, object],
     column: str,
     most: int,
 ) -> None:
     feed(windows, random, 300)
     alarms: list[str] = []
     for _ in range(most):
-        feed(windows, random, **how)
+        feed(windows, random, **options)
         alarms = alarms or [drift.column for drift in windows.drifts() if drift.alarm]
     assert alarms == [column]
 
