@@ -4,7 +4,8 @@
 
 Three parts: months of stationary traffic, of which the counts of each window in the bins of the
 baseline are drawn; rows of one shifted column among 20; and scikit-learn's digits with a classifier
-that is trained on them, through the extractor of the monitor process. It takes about two and a half minutes of processor time.
+that is trained on them, through the extractor of the monitor process. It takes about two and a half
+minutes of processor time.
 """
 
 from __future__ import annotations
