@@ -63,7 +63,10 @@ class MonitorProcess:
                 buffer += chunk
                 for head, body in take_frames(buffer):
                     self._handle(head, body)
-        self._monitor.close()
+        try:
+            self._monitor.close()
+        except TsxError as error:
+            self._log(error)
         if self._events is not None:
             self._events.close(EVENTS_TIMEOUT_S)
 
@@ -79,6 +82,7 @@ class MonitorProcess:
 
     def _handle(self, text: bytes, body: bytes) -> None:
         head: dict[str, Any] = {}
+        status, result = 200, b""
         try:
             head = dict(json.loads(text))
             match head["kind"]:
@@ -93,20 +97,15 @@ class MonitorProcess:
                     self._monitor.end(head["model"], head["version"])
                 case "call":
                     result = self._operations.call(head["operation"], body, head["arguments"])
-                    self._answer(head, 200, result)
         except TsxError as error:
-            self._answer(head, error.status, error_body(error.status, error.type, error.message))
+            status, result = error.status, error_body(error.status, error.type, error.message)
         except Exception as error:  # The next frame may be a good one.
             self._log(error)
-            if head.get("kind") == "call":
-                message = "The monitor process has failed; the server's log has the reason."
-                self._answer(head, 500, error_body(500, TsxError.type, message))
-            else:
-                self._monitor.dropped[str(head.get("model")), "invalid"] += 1
-
-    def _answer(self, head: Mapping[str, Any], status: int, body: bytes) -> None:
-        if head["kind"] == "call":
-            self._send({"kind": "result", "id": head.get("id"), "status": status}, body)
+            message = "The monitor process has failed; the server's log has the reason."
+            status, result = 500, error_body(500, TsxError.type, message)
+            self._monitor.dropped[str(head.get("model")), "invalid"] += 1
+        if head.get("kind") == "call":
+            self._send({"kind": "result", "id": head.get("id"), "status": status}, result)
 
     def _send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
         data = memoryview(encode_frame(head, body))

@@ -166,22 +166,28 @@ class MonitorStore:
         self._is_postgres = self._location.startswith(POSTGRES)
         self._label = "the database" if self._is_postgres else self._location
         self._engine: Engine | None = None
+        self._problem = ""
+        self._pause_until = 0.0  # time.monotonic() of the next attempt to connect
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         if not self.is_configured:
             raise StoreUnavailable("Answers are not stored: set monitor_store or state_dir.")
+        if time.monotonic() < self._pause_until:
+            raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S)
         try:
             if self._engine is None:
                 self._engine = self._open()
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError, CacheError, ImportError) as error:
-            raise StoreUnavailable(
+            self._problem = (
                 f"The store of monitoring, {self._label}, cannot be used: {_reason(error)}. Free"
-                " space or repair it, or name another store; then send the request again.",
-                retry_after=5,
-            ) from error
+                " space or repair it, or name another store; then send the request again."
+            )
+            if self._engine is None and self._is_postgres:
+                self._pause_until = time.monotonic() + TIMEOUT_S
+            raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S) from error
 
     def read(self, sql: str, **values: Any) -> list[Row[Any]]:
         """Return the rows of a query in a transaction of its own."""
