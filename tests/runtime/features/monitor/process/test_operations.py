@@ -51,7 +51,7 @@ def test_a_version_that_drifts_raises_an_alarm_and_is_compared_with_the_next_one
     server.announce("2.0", registered=2.0)
     for number in range(450):
         server.sample(f"a{number}", {"age": 20 + number % 50}, CAT)
-    for number in range(450):
+    for number in range(600):
         server.sample(f"b{number}", {"age": 20 + number % 50}, DOG, version="2.0")
     for number in range(300):
         server.sample(f"c{number}", {"age": 60 + number % 50}, CAT)
@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: s
     assert "secret" not in caught.value.message
     report = server.call("report")
     assert (report["versions"][0]["window_samples"], report["problem"]) == (
-        10,
+        60,
         caught.value.message,
     )
 
