@@ -27,7 +27,7 @@ from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
 CHUNK_BYTES = 1 << 20
-EVENTS_TIMEOUT_S = 3.0  # at the end, for events that wait
+EVENTS_TIMEOUT_S = 3.0  # limit of the time for waiting events at the end
 STORE_VARIABLE = "TSX_MONITOR_STORE"  # unlike an argument, other users cannot see its password
 
 
@@ -113,10 +113,10 @@ class MonitorProcess:
             data = data[os.write(self._target, data) :]
 
     def _log(self, error: Exception) -> None:
-        """Write the traceback of an error to stderr, once for each place."""
-        place = repr(traceback.extract_tb(error.__traceback__)[-1])
-        if place not in self._logged:
-            self._logged.add(place)
+        """Write the traceback of an error to stderr, once for each line."""
+        line = repr(traceback.extract_tb(error.__traceback__)[-1])
+        if line not in self._logged:
+            self._logged.add(line)
             traceback.print_exception(error)
 
 

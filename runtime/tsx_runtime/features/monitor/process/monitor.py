@@ -149,7 +149,7 @@ class Monitor:
         self._versions: dict[tuple[str, str], MonitoredVersion] = {}
         self._rows: list[MonitoredAnswer] = []
         self._changes = CountChanges()
-        self._groups = defaultdict[tuple[str, str], set[str]](set)  # by model and attribute
+        self._groups = defaultdict[tuple[str, str], set[str]](set)  # names by model and attribute
         self._has_news = False  # whether the state has changed since it was reported
         self._due = defaultdict[str, float](float)  # the time of the next work by its name
 

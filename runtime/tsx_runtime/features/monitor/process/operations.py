@@ -29,7 +29,7 @@ from tsx_runtime.features.monitor.report import FeedbackResult, MonitorReport
 from tsx_runtime.recordings import NotARecording, find_request
 
 MIN_REPORT_S = 2.0  # A report is not made again within this time.
-MAX_FILES = 2  # of a recording, in which a request is looked for
+MAX_FILES = 2  # files of a recording that a request reads
 
 
 _ANSWER = """

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS tsx_monitor_contests (
 """
 POSTGRES = ("postgresql://", "postgres://")
 SQLITE = "sqlite:///"
-TIMEOUT_S = 5  # for a lock or a connection: the process does nothing else meanwhile
+TIMEOUT_S = 5  # limit of the wait for a lock or a connection, during which nothing else is done
 STATEMENT_TIMEOUT_MS = 20_000
 # The number of an advisory lock, so that servers that start together make the tables one by one.
 TABLES_LOCK = 0x7478_6D6F
@@ -76,7 +76,7 @@ class MonitoredAnswer(NamedTuple):
     version: str
     row: int
     at: float
-    prediction: str | None  # also of a number
+    prediction: str | None  # a class, or a number as text
     number: float | None
     confidence: float | None
     key: str | None = None
