@@ -20,23 +20,26 @@ from tsx_runtime.features.monitor.messages import (
     MonitorSample,
     encode_frame,
 )
+from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.monitor import Monitor
 from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
 CHUNK_BYTES = 1 << 20
+EVENTS_TIMEOUT_S = 3.0  # at the end, for events that wait
 STORE_VARIABLE = "TSX_MONITOR_STORE"  # unlike an argument, other users cannot see its password
 
 
 class MonitorProcess:
     """The loop of the process, in one thread."""
 
-    def __init__(self, monitor: Monitor, target: int) -> None:
-        """Write frames to the descriptor `target`."""
+    def __init__(self, monitor: Monitor, target: int, events: EventSender | None) -> None:
+        """Write frames to the descriptor `target`, and send samples to `events` too."""
         self._monitor = monitor
         self._operations = Operations(monitor)
         self._target = target
+        self._events = events
         self._logged: set[str] = set()
 
     def run(self, source: int, wakeup: int) -> None:
@@ -61,6 +64,8 @@ class MonitorProcess:
                 for head, body in take_frames(buffer):
                     self._handle(head, body)
         self._monitor.close()
+        if self._events is not None:
+            self._events.close(EVENTS_TIMEOUT_S)
 
     def _work(self, now: float) -> float:
         try:
@@ -78,7 +83,10 @@ class MonitorProcess:
             head = dict(json.loads(text))
             match head["kind"]:
                 case "sample":
-                    self._monitor.add_sample(_sample(head, body))
+                    sample = _sample(head, body)
+                    if self._events is not None:
+                        self._events.send(sample)
+                    self._monitor.add_sample(sample)
                 case "version":
                     self._monitor.set_version(head, body)
                 case "end":
@@ -155,7 +163,8 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: None)  # It wakes the loop.
     monitor = Monitor(MonitorStore(options.store, options.retention), options.instance)
-    MonitorProcess(monitor, target).run(0, wakeup.fileno())
+    events = EventSender(options.events) if options.events else None
+    MonitorProcess(monitor, target, events).run(0, wakeup.fileno())
 
 
 if __name__ == "__main__":

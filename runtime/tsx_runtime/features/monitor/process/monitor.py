@@ -91,22 +91,26 @@ class MonitoredVersion:
         self.windows = VersionWindows(self.message.config, self.baseline)
 
     def dump(self) -> dict[str, Any]:
-        """Return what a later process needs to continue the windows, as a JSON value."""
+        """Return what a later process needs to continue the windows, as a JSON value.
+
+        It has no rows, so those of the current window are not in it.
+        """
         # The fields are not final as long as they are guessed.
         fields = self.extractor.fields if self.windows.state.first is not None else {}
         return {"columns": self._columns, "fields": fields, "windows": self.windows.dump()}
 
-    def load(self, data: Mapping[str, Any]) -> None:
-        """Continue with what `dump` returned, if it has the same columns.
+    def load(self, data: Mapping[str, Any]) -> bool:
+        """Continue with what `dump` returned, and return True if it has the same columns.
 
         Raises:
             ValueError, KeyError: It is the dump of another release.
         """
-        if data["columns"] == self._columns:
-            windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
-            self.windows = windows
-            if data["fields"]:
-                self._set_fields(data["fields"])
+        if data["columns"] != self._columns:
+            return False
+        self.windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
+        if data["fields"]:
+            self._set_fields(data["fields"])
+        return True
 
     def state(self, store_problem: str | None) -> VersionState:
         windows, drifts = self.windows.state, self.windows.state.drifts.items()
@@ -163,8 +167,9 @@ class Monitor:
     def set_version(self, head: Mapping[str, Any], body: bytes) -> None:
         version = MonitoredVersion(head, body)
         if (older := self._versions.get(version.id)) is not None:
-            version.load(older.dump())
             version.samples, version.is_saved = older.samples, older.is_saved
+            if version.load(older.dump()):
+                version.windows.rows = older.windows.rows
         else:
             self._load_state(version)
         self._versions[version.id] = version

@@ -65,7 +65,12 @@ class MonitorClient:
     ) -> None:
         """Announce a version of the model `m`."""
         head = {"kind": "version", "model": "m", "version": version, "config": config}
-        defaults = {"fields": {}, "signature": None, "recording": False, "recordings": None}
+        defaults: dict[str, Any] = {
+            "fields": {},
+            "signature": None,
+            "recording": False,
+            "recordings": None,
+        }
         self.send(head | {"registered": registered} | defaults | fields, baseline)
 
     def sample(

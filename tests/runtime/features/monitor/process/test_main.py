@@ -96,9 +96,8 @@ def test_a_process_that_ends_continues_its_windows_later(
     second.monitor(config)
     send_samples(second, 60)
     version = second.report()["versions"][0]
-    assert (version["windows"], version["baseline"]) == (2, "first window")
-    # The guess of the fields took the first 50 rows of the first process only.
-    assert version["window_samples"] == 230 + 60 - 50 - 200
+    assert (version["windows"], version["baseline"]) == (1, "first window")
+    assert version["window_samples"] == 60  # Rows are not stored, and the fields are known.
 
 
 @pytest.mark.slow
