@@ -181,6 +181,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "bench cache client config explain init jobs models predict replay serve slowest",
         "deploy mlflow_deployments optimize plan",
         "batch check",
+        "monitor",
         "main",
         "__main__",
     ),

@@ -6,7 +6,8 @@ request consists of a line of JSON, its body, the body of its answer, and a newl
 
     {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]],
     "body": 3140,
-     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
+     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16",
+     "id": "77ab6e42e1f0a9d3"}
 
 `at` is the Unix time in seconds at which the request was complete. The file has the requests in the
 order in which they were answered. A reader ignores an incomplete request at the end and keys that
@@ -46,6 +47,7 @@ class Recorded(NamedTuple):
     answer: bytes | None = None  # None if not recorded
     model: str = ""  # the model's name in the first line of the file
     precision: str | None = None  # the precision that the version's archive configures
+    request_id: str = ""  # the id that the answer carried; empty in files of old releases
 
 
 def file_head(model: str) -> bytes:
@@ -63,8 +65,9 @@ def encode(entry: Recorded) -> bytes:
         "headers": entry.headers,
         "body": len(entry.body),
     }
-    precision = {"precision": entry.precision} if entry.precision else {}
-    head = json.dumps(fields | {"answer": answer} | precision).encode()
+    optional = {"precision": entry.precision, "id": entry.request_id}
+    present = {name: value for name, value in optional.items() if value}
+    head = json.dumps(fields | {"answer": answer} | present).encode()
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 
@@ -165,6 +168,7 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             float(answer.get("seconds", 0.0)),
             tuple((str(name), str(value)) for name, value in answer.get("headers", ())),
             precision=None if head.get("precision") is None else str(head["precision"]),
+            request_id=str(head.get("id", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise NotARecording(

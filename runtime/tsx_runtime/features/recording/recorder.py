@@ -222,7 +222,7 @@ class Recorder:
     def _write_one(self, request: CapturedRequest) -> str:
         if time.monotonic() < self._retry_at:
             return "disk"
-        _, query, block = wire.parse_request_meta(request.meta)
+        request_id, query, block = wire.parse_request_meta(request.meta)
         body = (
             b"".join(request.body.pieces)
             if isinstance(request.body, Parts)
@@ -237,6 +237,7 @@ class Recorder:
             header_filter.headers(block),
             body,
             precision=request.precision,
+            request_id=request_id,
         )
         entry = recorded._replace(
             status=request.status,

@@ -45,14 +45,16 @@ def test_requests_are_recorded_unchanged_but_without_credentials(
         report = put_record(server, share="100%", max_size="1MB", max_age="1d")
         directory = store / "state" / "recordings" / "talker"
         assert report["directory"] == str(directory)
-        for lane in ("fast", "other"):
+        ids = [
             server.ask(
                 b"body " + lane.encode(),
                 "/models/talker/invoke?a=1&token=x",
                 lane=lane,
                 authorization="Bearer s3cret",
                 x_own="1",
-            )
+            ).headers["x-request-id"]
+            for lane in ("fast", "other")
+        ]
         # A request that names a version is not recorded.
         server.ask(b"none", "/predictions/talker/1.0")
         assert server.ask(b"", x_do="raise").status_code == 500
@@ -64,6 +66,7 @@ def test_requests_are_recorded_unchanged_but_without_credentials(
             (b"", 500, None),
             (b"s", 200, None),
         ]
+        assert [entry.request_id for entry in entries[:2]] == ids
         for entry in entries[:2]:
             assert (entry.query, entry.version) == ("a=1", "1.0")
             names = {name.lower() for name, _ in entry.headers}
