@@ -125,6 +125,35 @@ def read(path: Path) -> Iterator[Recorded]:
             current_source.close()
 
 
+def find_request(
+    directory: Path, request_id: str, at: float | None, max_files: int
+) -> Recorded | None:
+    """Return the request with an id, or None if the files that are read do not have it.
+
+    Args:
+        directory: The directory of a recording.
+        request_id: The id.
+        at: The time of the request: files that were complete before it are not read. None: the
+            newest files are read.
+        max_files: The number of files that are read.
+
+    Raises:
+        NotARecording: There is no recording, or a file is damaged.
+        OSError: A file cannot be read.
+    """
+    files = [file for file in list_files(directory) if file.stat().st_mtime >= (at or 0)]
+    for file in files[:max_files] if at is not None else files[-max_files:]:
+        with file.open("rb") as source:
+            _read_file_head(source, file)
+            offset = source.tell()
+            while (entry := _read_entry(source, file, skip=True)) is not None:
+                if entry.request_id == request_id:
+                    source.seek(offset)
+                    return _read_entry(source, file)
+                offset = source.tell()
+    return None
+
+
 def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
     try:
         head = json.loads(source.readline(MAX_HEAD_BYTES))

@@ -34,6 +34,7 @@ from tsx_archiver.metadata.keys import KEBAB_KEYS, Count, Positive, read_keys
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.metadata.slo import checked_target
+from tsx_archiver.monitor.config import MonitorConfig
 from tsx_archiver.names import normal, path_fault
 from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
@@ -171,6 +172,7 @@ class ModelConfig(ModelLimits["int | None"]):
     batch_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     cache: CacheConfig | None = None
     mcp: StrictBool | None = None  # whether the model is a tool of agents
+    monitor: MonitorConfig | None = None
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
     # Whether several requests to a SageMaker program may share one call.
@@ -239,7 +241,12 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
         "torchrun": TorchRun,
         "cache": CacheConfig,
         "huggingface": HuggingFaceConfig,
+        "monitor": MonitorConfig,
     }
+    if isinstance(values.get("monitor"), bool):
+        values["monitor"] = {} if values["monitor"] else None
+    elif isinstance(values.get("monitor"), dict):
+        values["monitor"] = {to_camel(str(key)): value for key, value in values["monitor"].items()}
     for name, kind in sections.items():
         if values.get(name) is not None:
             section, faults = read_keys(kind, values[name], name, closed=kind is not TorchRun)
