@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_runtime.features.monitor.statistics.facts import (
     Facts,
@@ -25,80 +24,50 @@ MAX_LABEL_CHARS = 100  # A longer answer is a text.
 MIN_VECTOR = 32  # A shorter list of numbers is taken as named numbers.
 MAX_NAMED = 32
 
-
-class AnswerFacts(NamedTuple):
-    """What is known about the answer to one row; names of columns are without `answer.`."""
-
-    columns: Facts
-    prediction: str | float | None = None
-    confidence: float | None = None
-    scores: dict[str, float] | None = None
-    vector: Vector | None = None
+Scores = dict[str, float]
 
 
-def describe_answer(answer: Any) -> AnswerFacts:
-    """Return the facts about an answer.
+def describe_answer(answer: Any) -> tuple[Facts, Scores | None, Vector | None]:
+    """Return the facts about an answer by name, its scores by class, and its vector.
 
     An integer, a boolean and a short text are a class, another number is a number. An object or
     a list of probabilities, and objects of a label and a score, are a classification. A list of at
-    least 32 other numbers is a vector. Of another object, numbers and short texts are columns.
+    least 32 other numbers is a vector. Of another object, numbers and short texts are facts.
     """
     while isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
     if type(answer) is float:
-        number = number_of(answer)
-        return AnswerFacts({"number": number}, number)
+        return {"number": number_of(answer)}, None, None
     if isinstance(answer, str) and len(answer) > MAX_LABEL_CHARS:
-        return AnswerFacts(text_facts(answer))
+        return text_facts(answer), None, None
     if (label := category_of(answer)) is not None:
-        return AnswerFacts({"class": label}, label)
-    if (scores := _scores_of(answer)) is not None:
-        return _classified(scores, {})
-    if isinstance(answer, dict):
-        return _describe_object(answer)
-    if (vector := vector_of(answer)) is not None:
-        if len(vector) >= MIN_VECTOR:
-            return AnswerFacts({}, vector=vector)
-        return AnswerFacts(_named(answer))
-    return AnswerFacts({"count": float(len(answer))} if isinstance(answer, list) else {})
-
-
-def _describe_object(answer: dict[str, Any]) -> AnswerFacts:
-    names = [_first_key(answer, LABEL_KEYS), _first_key(answer, SCORE_KEYS)]
-    label, confidence = answer.get(names[0]), number_of(answer.get(names[1]))
-    scores = None
-    for name, value in answer.items():
-        if scores is None and (scores := _scores_of(value)) is not None:
-            names.append(name)
-    columns = _named({name: value for name, value in answer.items() if name not in names})
-    if scores is not None:
-        return _classified(scores, columns, category_of(label), confidence)
-    if type(label) is float and confidence is None:  # such as a price
-        return AnswerFacts({**columns, "number": number_of(label)}, number_of(label))
-    if label is not None:
-        columns["class"] = category_of(label)
-    if confidence is not None:
-        columns["confidence"] = confidence
-    return AnswerFacts(columns, category_of(label), confidence)
-
-
-def _first_key(item: Mapping[str, Any], keys: Iterable[str]) -> str:
-    return next((key for key in keys if key in item), "")
-
-
-def _classified(
-    scores: dict[str, float],
-    columns: Facts,
-    label: str | None = None,
-    confidence: float | None = None,
-) -> AnswerFacts:
-    best = sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_SCORES]
-    label = label or best[0]
-    confidence = scores[best[0]] if confidence is None else confidence
-    columns |= {"class": label, "confidence": confidence}
-    if abs(sum(scores.values()) - 1) <= SUM_TOLERANCE:
-        columns["entropy"] = -sum(p * math.log2(p) for p in scores.values() if p > 0)
-    return AnswerFacts(columns, label, confidence, {name: scores[name] for name in best})
+        return {"class": label}, None, None
+    facts: Facts = {}
+    scores = _scores_of(answer)
+    if scores is None and isinstance(answer, dict):
+        for name, value in answer.items():
+            if name == "prediction" and type(value) is float:
+                facts["number"] = number_of(value)
+            elif name in LABEL_KEYS:
+                facts["class"] = category_of(value)
+            elif name in SCORE_KEYS:
+                facts["confidence"] = number_of(value)
+            elif (distribution := _scores_of(value)) is not None:
+                scores = distribution
+            elif len(facts) < MAX_NAMED:
+                facts |= _named({name: value})
+    elif scores is None and isinstance(answer, list):
+        vector = vector_of(answer)
+        if vector is not None and len(vector) >= MIN_VECTOR:
+            return {}, None, vector
+        facts = {"count": float(len(answer))} if vector is None else _named(answer)
+    if scores:
+        best = sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_SCORES]
+        facts = {"class": best[0], "confidence": scores[best[0]], **facts}
+        if abs(sum(scores.values()) - 1) <= SUM_TOLERANCE:
+            facts["entropy"] = -sum(p * math.log2(p) for p in scores.values() if p > 0)
+        scores = {label: scores[label] for label in best}
+    return facts, scores, None
 
 
 def _named(answer: Any) -> Facts:
@@ -111,33 +80,31 @@ def _named(answer: Any) -> Facts:
     }
 
 
-def _scores_of(value: Any) -> dict[str, float] | None:
-    """Return scores by label, if a value is a classification.
+def _scores_of(value: Any) -> Scores | None:
+    """Return scores by class, if a value is a classification.
 
     The probabilities of the best classes, whose sum is below 1, are known by their descending
     order.
     """
-    is_object = isinstance(value, dict)
-    if isinstance(value, list):
-        if value and all(isinstance(item, dict) for item in value):
-            return _labelled(value)
-        value = {str(index): number for index, number in enumerate(value)}
-    if not isinstance(value, dict) or len(value) < 2:
+    is_list = isinstance(value, list)
+    if is_list and value and all(isinstance(item, dict) for item in value):
+        return _labelled(value)
+    scores = {str(index): p for index, p in enumerate(value)} if is_list else value
+    if not isinstance(scores, dict) or len(scores) < 2:
         return None
-    numbers = list(value.values())
+    numbers = list(scores.values())
     if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
         return None
-    total = sum(numbers)
-    is_top = is_object and len(numbers) > 2 and total < 1 and numbers == sorted(numbers)[::-1]
-    return value if is_top or abs(total - 1) <= SUM_TOLERANCE else None
+    is_top = not is_list and sum(numbers) < 1 and numbers == sorted(numbers)[::-1] and numbers[2:]
+    return scores if is_top or abs(sum(numbers) - 1) <= SUM_TOLERANCE else None
 
 
-def _labelled(items: list[dict[str, Any]]) -> dict[str, float] | None:
+def _labelled(items: list[dict[str, Any]]) -> Scores | None:
     """Return the scores of objects such as `{"label": "cat", "score": 0.9}`, the best by label."""
-    scores: dict[str, float] = {}
+    scores: Scores = {}
     for item in items:
-        label = category_of(item.get(_first_key(item, LABEL_KEYS)))
-        score = number_of(item.get(_first_key(item, SCORE_KEYS)))
+        label = next((category_of(item[key]) for key in LABEL_KEYS if key in item), None)
+        score = next((number_of(item[key]) for key in SCORE_KEYS if key in item), None)
         if label is None or score is None:
             return None
         scores[label] = max(score, scores.get(label, score))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import csv
-import json
-from collections.abc import Sequence
 from email import message_from_bytes
-from email.message import Message
 from typing import Any
 from urllib.parse import parse_qsl
+
+from pydantic_core import from_json
 
 
 def decode(body: bytes, content_type: str) -> Any:
@@ -19,21 +18,26 @@ def decode(body: bytes, content_type: str) -> Any:
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type in ("text/csv", "application/csv"):
-        return _table(body)
+        return _table(body.decode("utf-8", "replace"))
     if media_type == "multipart/form-data":
-        message = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
-        parts = [part for part in message.walk() if not part.is_multipart()]
-        return {str(_name_of(part)): _content(part.get_payload(decode=True)) for part in parts}
+        form = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
+        return {
+            str(part.get_param("name", header="content-disposition")): _text_or_bytes(
+                part.get_payload(decode=True)
+            )
+            for part in form.walk()
+            if not part.is_multipart()
+        }
     if media_type.endswith("form-urlencoded") and body[:1] not in (b"{", b"["):
         return {name: cell(value) for name, value in parse_qsl(body.decode("utf-8", "replace"))}
     if media_type.startswith("text/"):
         return body.decode("utf-8", "replace")
     try:
-        return json.loads(body)  # Clients often leave the type out, or send that of a form.
-    except (ValueError, RecursionError) as error:
+        return from_json(body)  # Clients often leave the type out, or send that of a form.
+    except ValueError:
         if media_type.endswith("json"):
-            raise ValueError(f"the JSON cannot be read: {error}") from error
-        return _content(body)
+            raise
+        return _text_or_bytes(body)
 
 
 def cell(text: str) -> str | float | None:
@@ -49,8 +53,8 @@ def split_request(value: Any) -> list[Any]:
     if isinstance(value, dict):
         if isinstance(value.get("instances"), list):
             return list(value["instances"])
-        if _is_tensors(value.get("inputs")):
-            return _rows_of_tensors(value["inputs"])
+        if (rows := _rows_of_tensors(value.get("inputs"))) is not None:
+            return rows
     if isinstance(value, list) and value and all(isinstance(row, dict | list) for row in value):
         return value
     return [value]
@@ -61,56 +65,43 @@ def split_answer(value: Any, rows: int) -> list[Any]:
     if isinstance(value, dict):
         if isinstance(value.get("predictions"), list):
             value = value["predictions"]
-        elif _is_tensors(value.get("outputs")):
-            tensors = _rows_of_tensors(value["outputs"])
+        elif (tensors := _rows_of_tensors(value.get("outputs"))) is not None:
             value = [next(iter(row.values())) if len(row) == 1 else row for row in tensors]
     if isinstance(value, list) and len(value) == rows:
         return value
     return [value] if rows == 1 else [None] * rows
 
 
-def _is_tensors(value: Any) -> bool:
-    """Tell whether a value is the `inputs` or `outputs` of the Open Inference Protocol (V2)."""
-    return isinstance(value, list) and all(
-        isinstance(item, dict) and {"name", "data", "shape"} <= item.keys() for item in value
-    )
-
-
-def _rows_of_tensors(tensors: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return an object for each row, with the values of each tensor by its name."""
+def _rows_of_tensors(tensors: Any) -> list[dict[str, Any]] | None:
+    """Return an object for each row of tensors of the Open Inference Protocol (V2)."""
     rows: list[dict[str, Any]] = []
-    for tensor in tensors:
-        values, shape = tensor["data"], tensor["shape"]
-        count = shape[0] if isinstance(shape, list) and shape else None
-        if not (isinstance(values, list) and isinstance(count, int) and 0 < count <= len(values)):
-            raise ValueError("a tensor has no data for its shape")
-        width = len(values) // count
-        rows = rows or [{} for _ in range(count)]
-        for index, row in enumerate(rows[:count]):
-            part = values[index * width : (index + 1) * width]
-            row[str(tensor["name"])] = part[0] if width == 1 else part
-    return rows
+    try:
+        for tensor in tensors:
+            name, values, count = str(tensor["name"]), tensor["data"], tensor["shape"][0]
+            width = len(values) // count
+            rows = rows or [{} for _ in values[:count]]
+            for index, row in enumerate(rows):
+                part = values[index * width : (index + 1) * width]
+                row[name] = part if width > 1 else part[0]
+    except (LookupError, TypeError, ZeroDivisionError):
+        return None  # They are no tensors.
+    return rows or None
 
 
-def _table(body: bytes) -> list[Any]:
+def _table(text: str) -> list[Any]:
     """Return the rows of CSV; a first line without numbers, before others, has the names."""
     try:
-        lines = [*csv.reader(body.decode("utf-8", "replace").splitlines(), skipinitialspace=True)]
+        lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
     except csv.Error as error:
         raise ValueError(f"the CSV cannot be read: {error}") from error
-    rows = [[*map(cell, line)] for line in lines if line]
+    rows = [[*map(cell, line)] for line in lines]
     if len(rows) > 1 and all(isinstance(value, str) for value in rows[0]):
-        return [dict(zip(map(str, rows[0]), row, strict=False)) for row in rows[1:]]
+        return [dict(zip(lines[0], row, strict=False)) for row in rows[1:]]
     return rows
 
 
-def _name_of(part: Message) -> Any:
-    return part.get_param("name", header="content-disposition")
-
-
-def _content(body: Any) -> Any:
-    """Return bytes as a text if they are one."""
+def _text_or_bytes(body: Any) -> Any:
     try:
-        return body.decode()
+        return cell(body.decode())
     except UnicodeDecodeError:
         return body

@@ -22,17 +22,11 @@ from tsx_runtime.features.monitor.statistics.facts import (
     text_facts,
     vector_of,
 )
-from tsx_runtime.features.monitor.statistics.fields import (
-    MAX_FIELDS,
-    FieldGuess,
-    schema_fields,
-    value_at,
-)
+from tsx_runtime.features.monitor.statistics.fields import FieldGuess, schema_fields, value_at
 
 MAX_ROWS = 1000  # rows of a request that are examined
+MAX_FIELDS = 200
 GUESS_ROWS = 50  # rows from which the kinds of fields are guessed
-SIMILARITY = "similarity"
-MAX_KEY_CHARS = 200
 
 
 class RowFacts(NamedTuple):
@@ -62,6 +56,11 @@ class Extractor:
         fields: The kinds that the handler or the baseline names.
         schema: The JSON schema of a request.
         centres: The mean vectors of embeddings, by the column of their similarity.
+
+    Attributes:
+        fields: The kinds in use.
+        omitted: The number of fields after the first 200, which are not monitored.
+        unreadable: The number of samples whose request or answer is not of its content type.
     """
 
     def __init__(
@@ -72,8 +71,8 @@ class Extractor:
         centres: Mapping[str, Sequence[float]] = {},
     ) -> None:
         self.fields: dict[str, FieldKind] = {}
-        self.unreadable = 0  # samples whose request or answer is not of its content type
-        self.omitted = 0  # fields that are not monitored since there are too many
+        self.unreadable = 0
+        self.omitted = 0
         self._config = config
         self._centres = {name: np.asarray(centre, float) for name, centre in centres.items()}
         self._guess = None if fields else FieldGuess()
@@ -83,7 +82,6 @@ class Extractor:
         """End the guess of the fields now, with the rows that were seen."""
         if self._guess is not None:
             guess, self._guess = self._guess, None
-            self.omitted += guess.omitted
             self._set_fields({**guess.kinds(), **self.fields})
 
     def rows(self, sample: MonitorSample) -> list[RowFacts]:
@@ -109,36 +107,31 @@ class Extractor:
         ]
 
     def _facts(self, row: Any, answer: Any, headers: Mapping[str, str]) -> RowFacts:
-        config, described = self._config, describe_answer(answer)
+        config = self._config
+        facts, scores, vector = describe_answer(answer)
+        prediction = facts.get("class", facts.get("number"))
         if config.prediction is not None:
-            part = describe_answer(value_at(answer, config.prediction))
-            described = described._replace(
-                columns={**described.columns, **part.columns},
-                prediction=part.prediction,
-                confidence=part.confidence or described.confidence,
-                scores=part.scores or described.scores,
-                vector=described.vector if part.vector is None else part.vector,
-            )
+            part, part_scores, _ = describe_answer(value_at(answer, config.prediction))
+            prediction = part.get("class", part.get("number"))
+            facts, scores = {**facts, **part}, part_scores or scores
+        confidence, key = facts.get("confidence"), _find(row, headers, config.key or "")
+        groups = {path: category_of(_find(row, headers, path)) for path in config.groups}
         columns: Facts = {}
         vectors: dict[str, Vector] = {}
         if self._guess is None:
             self._add_inputs(row, headers, columns, vectors)
-            for name, value in described.columns.items():
-                columns[f"answer.{name}"] = value
-            if described.vector is not None:
-                self._add_vector("answer", described.vector, columns, vectors)
+            columns.update((f"answer.{name}", value) for name, value in facts.items())
+            self._add_vector("answer", vector, columns, vectors)
         else:
             self._guess.add(row)
             if self._guess.rows >= GUESS_ROWS:
                 self.freeze()
-        groups = {path: category_of(_find(row, headers, path)) for path in config.groups}
-        key = None if config.key is None else _find(row, headers, config.key)
         return RowFacts(
             columns,
-            described.prediction,
-            described.confidence,
-            described.scores,
-            key[:MAX_KEY_CHARS] if isinstance(key, str) else category_of(key),
+            prediction,
+            confidence if isinstance(confidence, float) else None,
+            scores,
+            key if isinstance(key, str) else category_of(key),
             {path: group for path, group in groups.items() if group is not None},
             vectors,
         )
@@ -151,25 +144,23 @@ class Extractor:
         self, row: Any, headers: Mapping[str, str], columns: Facts, vectors: dict[str, Vector]
     ) -> None:
         for path, kind in self.fields.items():
-            if kind == "ignore":
-                continue
             value, column = _find(row, headers, path), f"input.{path}"
             if kind == "number":
                 columns[column] = number_of(value)
             elif kind == "category":
                 columns[column] = category_of(value)
             elif kind == "embedding":
-                if (vector := vector_of(value)) is not None:
-                    self._add_vector(column, vector, columns, vectors)
-            else:
+                self._add_vector(column, vector_of(value), columns, vectors)
+            elif kind != "ignore":
                 facts = text_facts(value) if kind == "text" else image_facts(value)
-                for name, fact in facts.items():
-                    columns[f"{column}.{name}"] = fact
+                columns.update((f"{column}.{name}", fact) for name, fact in facts.items())
 
     def _add_vector(
-        self, column: str, vector: Vector, columns: Facts, vectors: dict[str, Vector]
+        self, name: str, vector: Vector | None, columns: Facts, vectors: dict[str, Vector]
     ) -> None:
-        column = f"{column}.{SIMILARITY}"
+        if vector is None:
+            return
+        column = f"{name}.similarity"
         vectors[column] = vector
         centre = self._centres.get(column)
         if centre is not None and centre.shape == vector.shape:
@@ -179,5 +170,5 @@ class Extractor:
 
 def _find(row: Any, headers: Mapping[str, str], path: str) -> Any:
     if path.startswith(HEADER_PREFIX):
-        return headers.get(path[len(HEADER_PREFIX) :].lower())
+        return headers.get(path.removeprefix(HEADER_PREFIX).lower())
     return value_at(row, path)

@@ -15,14 +15,14 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tsx_archiver.monitor.baseline import CategorySummary, ColumnSummary, NumberSummary
+from tsx_archiver.monitor.baseline import ColumnSummary, NumberSummary
 
 MONTH_S = 30 * 86400
 MIN_DURATION_S = 1e-3  # A shorter window gets the alpha of this duration.
 GROUPS = 10  # of the bins of a number, for all but the Kolmogorov-Smirnov test
 MIN_EXPECTED = 5  # Rarer categories are pooled for the chi-square test.
 
-Counts = NDArray[np.float64]
+Table = NDArray[np.float64]  # the rows of the baseline, and the live ones, in each cell
 
 
 class ColumnComparison(NamedTuple):
@@ -34,6 +34,10 @@ class ColumnComparison(NamedTuple):
     test: Literal["ks", "chi2"]  # the test with the smaller p-value
     statistic: float
     p_value: float  # of both tests together
+
+    def is_drift(self, alpha: float, min_psi: float) -> bool:
+        """Tell whether the difference is significant and large."""
+        return self.p_value <= alpha and self.psi >= min_psi
 
 
 def window_alpha(alarm_rate: float, seconds: float) -> float:
@@ -53,81 +57,63 @@ def compare(baseline: ColumnSummary, live: ColumnSummary) -> ColumnComparison:
     numbers. The chi-square test is that of the likelihood ratio (G), whose small p-values are
     accurate; missing values are one of its cells.
     """
-    first, second = _cells(baseline, live)
-    if not first.sum() or not second.sum():
+    from scipy.special import kolmogorov
+
+    bins, groups = _tables(baseline, live)
+    table = np.hstack([groups, [[baseline.missing], [live.missing]]])
+    table = table[:, table.any(axis=0)]
+    if not table.sum(axis=1).all():
         return ColumnComparison(0.0, 0.0, "chi2", 0.0, 1.0)
-    statistic, p_value = _chi_square(first, second)
     test: Literal["ks", "chi2"] = "chi2"
-    if isinstance(baseline, NumberSummary) and isinstance(live, NumberSummary):
-        distance, ks_p_value = _kolmogorov_smirnov(
-            np.array(baseline.counts, float), np.array(live.counts, float)
-        )
+    statistic, p_value = _chi_square(table)
+    n, m = bins.sum(axis=1)
+    if n and m:
+        distance = float(np.abs(bins[0].cumsum() / n - bins[1].cumsum() / m).max())
+        ks_p_value = float(kolmogorov(np.sqrt(n * m / (n + m)) * distance))
         if ks_p_value < p_value:
             test, statistic, p_value = "ks", distance, ks_p_value
         p_value = min(1.0, 2 * p_value)
-    return ColumnComparison(_psi(first, second), _js(first, second), test, statistic, p_value)
+    return ColumnComparison(_psi(table), _js(table), test, statistic, p_value)
 
 
-def _cells(baseline: ColumnSummary, live: ColumnSummary) -> tuple[Counts, Counts]:
-    """Return the rows of both in each cell: groups of bins, or categories, and the missing."""
-    first: Counts
-    second: Counts
-    if isinstance(baseline, NumberSummary) and isinstance(live, NumberSummary):
-        counts = np.array(baseline.counts, float)
-        middles = np.cumsum(counts) - counts / 2
-        groups = np.minimum(middles / max(1, baseline.count) * GROUPS, GROUPS - 1).astype(int)
-        first = np.bincount(groups, counts, GROUPS).astype(float)
-        second = np.bincount(groups, np.array(live.counts, float), GROUPS).astype(float)
-    elif isinstance(baseline, CategorySummary) and isinstance(live, CategorySummary):
-        names = [*{**baseline.counts, **live.counts}]
-        first = np.array([baseline.counts.get(name, 0) for name in names], float)
-        second = np.array([live.counts.get(name, 0) for name in names], float)
-    else:
-        raise TypeError("a number cannot be compared with a category")
-    first, second = np.append(first, baseline.missing), np.append(second, live.missing)
-    used = first + second > 0
-    return first[used], second[used]
+def _tables(baseline: ColumnSummary, live: ColumnSummary) -> tuple[Table, Table]:
+    """Return the counts in the bins of numbers, and those in groups of bins or in categories."""
+    first: Any = baseline.counts
+    second: Any = live.counts
+    if not isinstance(baseline, NumberSummary):
+        names = {**first, **second}
+        cells = [[counts.get(name, 0) for name in names] for counts in (first, second)]
+        return np.zeros((2, 0)), np.array(cells, float)
+    bins = np.array([first, second], float)
+    middles = (bins[0].cumsum() - bins[0] / 2) / max(1, baseline.count)
+    groups = np.minimum(middles * GROUPS, GROUPS - 1).astype(int)
+    return bins, np.stack([np.bincount(groups, counts, GROUPS) for counts in bins])
 
 
-def _kolmogorov_smirnov(first: Counts, second: Counts) -> tuple[float, float]:
-    from scipy.special import kolmogorov
-
-    n, m = first.sum(), second.sum()
-    if not n or not m:
-        return 0.0, 1.0
-    distance = np.abs(np.cumsum(first) / n - np.cumsum(second) / m).max()
-    return float(distance), float(kolmogorov(np.sqrt(n * m / (n + m)) * distance))
-
-
-def _chi_square(first: Counts, second: Counts) -> tuple[float, float]:
+def _chi_square(table: Table) -> tuple[float, float]:
     from scipy.special import chdtrc, rel_entr
 
-    table = np.stack([first, second])
-    expected = table.sum(0) * min(first.sum(), second.sum()) / table.sum()
-    rare = expected < MIN_EXPECTED
-    table = np.concatenate([table[:, ~rare], table[:, rare].sum(1, keepdims=True)], axis=1)
-    table = table[:, table.sum(0) > 0]
+    rare = table.sum(axis=0) * table.sum(axis=1).min() < MIN_EXPECTED * table.sum()
+    table = np.hstack([table[:, ~rare], table[:, rare].sum(axis=1, keepdims=True)])
+    table = table[:, table.any(axis=0)]
     if table.shape[1] < 2:
         return 0.0, 1.0
-    # An empty cell would make small p-values ten times too small.
-    table += np.where((table == 0).any(0), 0.5, 0.0)
-    expected_table = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
-    statistic = 2 * float(rel_entr(table, expected_table).sum())
+    table = table + (table == 0).any(axis=0) / 2  # Empty cells give too small p-values.
+    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
+    statistic = 2 * float(rel_entr(table, expected).sum())
     return statistic, float(chdtrc(table.shape[1] - 1, statistic))
 
 
-def _psi(first: Counts, second: Counts) -> float:
+def _psi(table: Table) -> float:
     """Return the population stability index; half a row is added to each cell."""
-    cells, n, m = len(first), first.sum(), second.sum()
-    p, q = ((counts + 0.5) / (counts.sum() + cells / 2) for counts in (first, second))
-    chance = (cells - 1) * (1 / n + 1 / m)  # the expected index of equal distributions
+    chance = (table.shape[1] - 1) * (1 / table.sum(axis=1)).sum()  # expected without a difference
+    p, q = (table + 0.5) / (table + 0.5).sum(axis=1, keepdims=True)
     return max(0.0, float(((q - p) * np.log(q / p)).sum() - chance))
 
 
-def _js(first: Counts, second: Counts) -> float:
+def _js(table: Table) -> float:
     from scipy.special import rel_entr
 
-    p, q = first / first.sum(), second / second.sum()
-    middle = (p + q) / 2
-    divergence: Any = (rel_entr(p, middle).sum() + rel_entr(q, middle).sum()) / 2 / np.log(2)
-    return float(np.sqrt(np.clip(divergence, 0, 1)))
+    shares = table / table.sum(axis=1, keepdims=True)
+    divergence = float(rel_entr(shares, shares.mean(axis=0)).sum()) / 2 / np.log(2)
+    return float(np.sqrt(min(1.0, max(0.0, divergence))))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -10,13 +10,18 @@ from tsx_archiver.monitor.config import FieldKind
 from tsx_runtime.features.monitor.statistics.facts import image_facts
 
 BODY = "body"  # the path of a row that is neither an object nor a short list
-MAX_FIELDS = 200
-MAX_VALUES = 10_000  # of a row or of a schema
+MAX_VALUES = 1000  # of a row or of a schema
 MAX_DEPTH = 5
 MAX_SHORT_LIST = 64  # A longer list of numbers is one field.
-MAX_GUESSED_CATEGORY_CHARS = 50
-MAX_GUESSED_CATEGORIES = 20
+MAX_CATEGORY_CHARS = 50  # A longer text is no category.
+MIN_WORDS = 5  # A text with as many is no category.
+MAX_CATEGORIES = 20  # More texts, in half of the rows, are no categories.
 ENCODED_STARTS = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # images in base64
+SCHEMA_KINDS: dict[Any, FieldKind] = {
+    "boolean": "category",
+    "integer": "number",
+    "number": "number",
+}
 
 
 def value_at(row: Any, path: str) -> Any:
@@ -37,19 +42,15 @@ def value_at(row: Any, path: str) -> Any:
 
 def values_of(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each field of a row."""
-    prefix = f"{path}." if path else ""
-    if isinstance(value, dict) and value and depth < MAX_DEPTH and "b64" not in value:
-        for name, item in value.items():
-            yield from values_of(item, f"{prefix}{name}", depth + 1)
-    elif isinstance(value, list) and len(value) <= MAX_SHORT_LIST and not _is_nested(value):
-        for index, item in enumerate(value):
-            yield f"{prefix}{index}", item
-    else:
+    items: Any = ()
+    if isinstance(value, dict) and depth < MAX_DEPTH and "b64" not in value:
+        items = value.items()
+    elif isinstance(value, list) and len(value) <= MAX_SHORT_LIST:
+        items = () if any(isinstance(item, list | dict) for item in value) else enumerate(value)
+    for name, item in items:
+        yield from values_of(item, f"{path}.{name}" if path else str(name), depth + 1)
+    if not items:
         yield path or BODY, value
-
-
-def _is_nested(values: list[Any]) -> bool:
-    return any(isinstance(value, list | dict) for value in values)
 
 
 class FieldGuess:
@@ -57,18 +58,15 @@ class FieldGuess:
 
     def __init__(self) -> None:
         self.rows = 0
-        self.omitted = 0  # fields after the first MAX_FIELDS
         self._kinds: dict[str, set[FieldKind]] = {}
         self._texts: dict[str, set[str]] = {}
 
     def add(self, row: Any) -> None:
         self.rows += 1
-        values = list(islice(values_of(row), MAX_VALUES))
-        self.omitted = max(self.omitted, len(values) - MAX_FIELDS)
-        for path, value in values[:MAX_FIELDS]:
-            if path in self._kinds or len(self._kinds) < MAX_FIELDS:
-                if (kind := _kind_of(value)) is not None:
-                    self._kinds.setdefault(path, set()).add(kind)
+        for path, value in islice(values_of(row), MAX_VALUES):
+            if value is not None:
+                kind = _kind_of(value)
+                self._kinds.setdefault(path, set()).add(kind)
                 if kind == "category":
                     self._texts.setdefault(path, set()).add(str(value))
 
@@ -76,53 +74,42 @@ class FieldGuess:
         """Return the kinds; fields of mixed kinds, and those of structures, are ignored."""
         guess: dict[str, FieldKind] = {}
         for path, kinds in self._kinds.items():
-            distinct = len(self._texts.get(path, ()))
-            if kinds == {"text", "category"} or distinct > max(
-                MAX_GUESSED_CATEGORIES, self.rows / 2
-            ):
-                kinds = {"text"}
+            if len(self._texts.get(path, ())) > max(MAX_CATEGORIES, self.rows / 2):
+                kinds.add("text")
+            if "text" in kinds:
+                kinds.discard("category")
             guess[path] = kinds.pop() if len(kinds) == 1 else "ignore"
         return guess
 
 
-def _kind_of(value: Any) -> FieldKind | None:
-    if isinstance(value, str):
-        if value.startswith(ENCODED_STARTS):
-            return "image"
-        is_long = len(value) > MAX_GUESSED_CATEGORY_CHARS or value.count(" ") >= 4
-        return "text" if is_long else "category"
+def _kind_of(value: Any) -> FieldKind:
     if isinstance(value, bool):
         return "category"
-    if value is None or isinstance(value, int | float):
-        return None if value is None else "number"
-    return "image" if image_facts(value) else "ignore"
+    if isinstance(value, int | float):
+        return "number"
+    if not isinstance(value, str) or value.startswith(ENCODED_STARTS):
+        return "image" if image_facts(value) else "ignore"
+    is_long = len(value) > MAX_CATEGORY_CHARS or len(value.split(maxsplit=MIN_WORDS)) >= MIN_WORDS
+    return "text" if is_long else "category"
 
 
-def schema_fields(schema: Mapping[str, Any]) -> dict[str, FieldKind]:
+def schema_fields(schema: Any) -> dict[str, FieldKind]:
     """Return the kinds of fields that the JSON schema of a request determines.
 
     Texts without an `enum` are not among them, since they may be categories.
     """
     kinds: dict[str, FieldKind] = {}
-    pending: list[tuple[str, Any]] = [("", schema)]
-    for path, node in islice(pending, MAX_VALUES):  # The list grows meanwhile.
-        if not isinstance(node, dict) or len(path) > MAX_FIELDS:
-            continue
-        if "enum" in node or node.get("type") == "boolean":
-            kinds[path] = "category"
-        elif node.get("type") in ("number", "integer"):
-            kinds[path] = "number"
-        definitions = schema.get("$defs")
-        if "$ref" in node and isinstance(definitions, dict):
-            pending.append((path, definitions.get(str(node["$ref"]).rpartition("/")[2])))
-        for key in ("anyOf", "oneOf"):
-            if isinstance(node.get(key), list):
-                pending += [(path, item) for item in node[key]]
-        if not path:  # a list of rows
-            pending.append((path, node.get("items")))
-        if isinstance(properties := node.get("properties"), dict):
-            pending += [
-                ("" if name == "instances" else f"{path}.{name}" if path else name, item)
-                for name, item in properties.items()
-            ]
-    return {path: kind for path, kind in islice(kinds.items(), MAX_FIELDS) if path}
+    pending = [("", schema)]
+    try:
+        for path, item in islice(pending, MAX_VALUES):  # The list grows meanwhile.
+            node = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+            if kind := "category" if "enum" in node else SCHEMA_KINDS.get(node.get("type")):
+                kinds[path] = kind
+            pending += [(path, option) for option in node.get("anyOf", ())]
+            if not path and "items" in node:  # a list of rows
+                pending.append((path, node["items"]))
+            for name, value in node.get("properties", {}).items():
+                pending.append((f"{path}.{name}" if path else name, value))
+    except (AttributeError, LookupError, TypeError):
+        return {}  # The handler's schema is no JSON schema.
+    return kinds

@@ -11,36 +11,32 @@ import numpy as np
 from tsx_archiver.monitor.baseline import OTHERS, CategorySummary, ColumnSummary, NumberSummary
 from tsx_runtime.features.monitor.statistics.facts import category_of
 
-Value = float | str | None
+Row = Mapping[str, float | str | None]
 MAX_BINS = 64
 MAX_CATEGORIES = 100
 MIN_CATEGORY = 5  # rows; a rarer category may tell of a person, and goes to the others
 
 
-def summarize(rows: Sequence[Mapping[str, Value]]) -> dict[str, ColumnSummary]:
+def summarize(rows: Sequence[Row]) -> dict[str, ColumnSummary]:
     """Summarize rows by column; an absent value is a missing one."""
-    names = dict.fromkeys(name for row in rows for name in row)
-    return {name: _summarize([row.get(name) for row in rows]) for name in names}
+    summaries: dict[str, ColumnSummary] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row[name] for row in rows if row.get(name) is not None]
+        if any(isinstance(value, str) for value in values):
+            common = Counter(map(category_of, values)).most_common(MAX_CATEGORIES)
+            counts = {str(name): 0 for name, count in common if count >= MIN_CATEGORY}
+            summaries[name] = CategorySummary(count=0, counts=counts)
+        else:
+            summaries[name] = _empty_bins([value for value in values if isinstance(value, float)])
+    return bin_rows(rows, summaries)
 
 
-def _summarize(values: Sequence[Value]) -> ColumnSummary:
-    if any(isinstance(value, str) for value in values):
-        counter = Counter(name for name in map(category_of, values) if name is not None)
-        common = [item for item in counter.most_common(MAX_CATEGORIES) if item[1] >= MIN_CATEGORY]
-        return bin_column(values, CategorySummary(count=0, counts=dict(common)))
-    numbers = [value for value in values if isinstance(value, float | int)]
-    edges: tuple[float, ...] = ()
-    if numbers:
-        # The outermost bins, which are empty, hold later values outside the range.
-        quantiles = np.quantile(numbers, np.linspace(0, 1, MAX_BINS - 1), method="inverted_cdf")
-        quantiles[0] = np.nextafter(quantiles[0], -np.inf)
-        edges = tuple(np.unique(quantiles).tolist())
-    mean = float(np.mean(numbers or [0.0]))
-    like = NumberSummary(count=0, edges=edges, counts=(0,) * (len(edges) + 1), mean=mean)
-    return bin_column(values, like)
+def bin_rows(rows: Sequence[Row], like: Mapping[str, ColumnSummary]) -> dict[str, ColumnSummary]:
+    """Summarize rows in the bins and categories of other summaries of the columns."""
+    return {name: bin_column([row.get(name) for row in rows], like[name]) for name in like}
 
 
-def bin_column(values: Sequence[Value], like: ColumnSummary) -> ColumnSummary:
+def bin_column(values: Sequence[float | str | None], like: ColumnSummary) -> ColumnSummary:
     """Summarize values in the bins or categories of another summary of the column.
 
     A text counts as missing where a number is expected.
@@ -61,17 +57,6 @@ def bin_column(values: Sequence[Value], like: ColumnSummary) -> ColumnSummary:
     return like.model_copy(update=update)
 
 
-def add_counts(first: ColumnSummary, second: ColumnSummary) -> ColumnSummary:
-    """Return the summary of all values of two summaries with the same bins."""
-    counts: Any
-    if isinstance(first, NumberSummary):
-        counts = tuple(map(sum, zip(first.counts, second.counts, strict=True)))
-    else:
-        counts = {**Counter(first.counts) + Counter(second.counts)}
-    update = {"count": first.count + second.count, "missing": first.missing + second.missing}
-    return first.model_copy(update={**update, "counts": counts})
-
-
 def bin_shares(summary: ColumnSummary, bins: ColumnSummary) -> list[float]:
     """Return the share of a summary's rows in each bin or category of another one.
 
@@ -86,3 +71,21 @@ def bin_shares(summary: ColumnSummary, bins: ColumnSummary) -> list[float]:
     if isinstance(summary, CategorySummary) and isinstance(bins, CategorySummary):
         return [round(summary.counts.get(name, 0) / rows, 5) for name in bins.counts]
     return []
+
+
+def missing_share(summary: ColumnSummary) -> float:
+    return summary.missing / max(1, summary.count + summary.missing)
+
+
+def _empty_bins(numbers: list[float]) -> NumberSummary:
+    """Return bins by the quantiles of numbers.
+
+    The outermost bins, which are empty, hold later values outside the range.
+    """
+    if not numbers:
+        return NumberSummary(count=0)
+    quantiles = np.quantile(numbers, np.linspace(0, 1, MAX_BINS - 1), method="inverted_cdf")
+    quantiles[0] = np.nextafter(quantiles[0], -np.inf)
+    edges = tuple(np.unique(quantiles).tolist())
+    counts = (0,) * (len(edges) + 1)
+    return NumberSummary(count=0, edges=edges, counts=counts, mean=float(np.mean(numbers)))

@@ -1,12 +1,13 @@
 """The windows of a version's rows: when they end, how they differ, and which columns have drifted.
 
-The rows of a window are binned in the bins of the baseline, and in those of the last window of the
-version before. Without a baseline of a column, its first window with 50 values is the baseline.
+A window that has ended is compared with the baseline, and with the last window of the version
+before in the bins of that one. A column without a baseline has its first window with 50 values as
+the baseline.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -17,36 +18,30 @@ from tsx_runtime.features.monitor.report import ColumnDrift, ColumnHistogram, Hi
 from tsx_runtime.features.monitor.statistics.columns import RowFacts
 from tsx_runtime.features.monitor.statistics.drift import compare, window_alpha
 from tsx_runtime.features.monitor.statistics.summaries import (
-    Value,
-    add_counts,
-    bin_column,
+    Row,
+    bin_rows,
     bin_shares,
+    missing_share,
     summarize,
 )
 
 MIN_ROWS = 50  # of a window that ends by time, and of a first window
-CHUNK_ROWS = 1000  # rows that are binned together
-MAX_FIRST_ROWS = 5000  # rows of a first window that become the baseline
+MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
-
-Summaries = dict[str, ColumnSummary]
 
 
 class WindowsState(BaseModel):
     """What is kept of a version's windows; summaries and drifts are by column."""
 
     created: float = 0.0  # of the archive's baseline
-    baseline: Summaries = {}
+    baseline: dict[str, ColumnSummary] = {}
     baseline_rows: int = 0
     windows: int = 0  # complete ones
-    rows: int = 0  # of the current window
     first: float | None = None  # seconds since 1970 of the first row
     latest: float = 0.0  # of the latest row
     start: float = 0.0  # of the current window
-    previous: Summaries = {}  # the last window of the version before
-    current: Summaries = {}  # in the bins of the baseline
-    current_previous: Summaries = {}  # in the bins of the version before
-    last: Summaries = {}  # the last complete window
+    last: dict[str, ColumnSummary] = {}  # the last complete window
+    previous: dict[str, ColumnSummary] = {}  # that of the version before, as it was compared
     drifts: dict[str, ColumnDrift] = {}  # by the last window, without histograms
     drift: float | None = None  # largest index of the columns that differ significantly in it
 
@@ -60,16 +55,16 @@ class VersionWindows:
     difference until a window without one (`drift.py` has the promise).
 
     Attributes:
-        state: What is known; for readers only.
-        previous: The `state.last` of the version before; it is used from the next window on.
+        state: The results, for readers.
+        rows: The rows of the current window.
+        previous: The `state.last` of the version before.
     """
 
     def __init__(self, config: MonitorConfig, baseline: MonitorBaseline | None = None) -> None:
         self.state = WindowsState()
+        self.rows: list[Row] = []
         self.previous: Mapping[str, ColumnSummary] = {}
         self._config = config
-        self._rows: list[Mapping[str, Value]] = []  # rows that are not binned yet
-        self._first_rows: list[Mapping[str, Value]] = []  # rows with columns without a baseline
         if baseline is not None:
             self.state.created, self.state.baseline_rows = baseline.created, baseline.rows
             self.state.baseline = dict(baseline.columns)
@@ -89,8 +84,7 @@ class VersionWindows:
         return windows
 
     def dump(self) -> dict[str, Any]:
-        """Return the state as a JSON value; rows of an incomplete first window are not in it."""
-        self._bin_rows()
+        """Return the state as a JSON value; the rows of the current window are not in it."""
         return self.state.model_dump(mode="json")
 
     def add(self, facts: RowFacts, at: float) -> bool:
@@ -100,21 +94,17 @@ class VersionWindows:
         has_ended, state = self.end_if_due(at), self.state
         if state.first is None:
             state.first = state.start = state.latest = at
-        if not state.rows:
-            state.previous = dict(self.previous)
-        state.rows += 1
         state.latest = max(state.latest, at)
-        self._rows.append(facts.columns)
-        if state.rows >= self._config.window_samples:
+        self.rows.append(facts.columns)
+        count = len(self.rows)
+        if count >= self._config.window_samples or count * len(facts.columns) >= MAX_VALUES:
             self._end()
             return True
-        if len(self._rows) >= CHUNK_ROWS:
-            self._bin_rows()
         return has_ended
 
     def end_if_due(self, now: float) -> bool:
         """End the current window if its time is over at `now`, and tell whether it has ended."""
-        is_due = self.state.rows >= MIN_ROWS and now - self.state.start >= self._config.window
+        is_due = len(self.rows) >= MIN_ROWS and now - self.state.start >= self._config.window
         if is_due:
             self._end()
         return is_due
@@ -126,56 +116,44 @@ class VersionWindows:
             for name, drift in self.state.drifts.items()
         ]
 
-    def _bin_rows(self) -> None:
-        rows, self._rows = self._rows, []
-        state = self.state
-        if any(row.keys() - state.baseline.keys() for row in rows):
-            self._first_rows += rows[: MAX_FIRST_ROWS - len(self._first_rows)]
-        _add_rows(state.current, state.baseline, rows)
-        _add_rows(state.current_previous, state.previous, rows)
-
     def _end(self) -> None:
-        self._bin_rows()
-        state, old_drifts = self.state, self.state.drifts
-        alpha = window_alpha(self._config.alarm_rate, state.latest - state.start)
-        state.drift = 0.0 if state.current else None
-        state.drifts = {
-            name: self._drift_of(name, alpha, old_drifts.get(name)) for name in state.current
-        }
-        summaries = summarize(self._first_rows)
-        for name in summaries.keys() - state.baseline.keys():
-            if summaries[name].count >= MIN_ROWS:
-                state.baseline[name] = state.current[name] = summaries[name]
-                state.baseline_rows = state.baseline_rows or len(self._first_rows)
-        self._first_rows = []
-        state.last, state.current, state.current_previous = state.current, {}, {}
-        state.windows, state.rows, state.start = state.windows + 1, 0, state.latest
+        state, rows, self.rows = self.state, self.rows, []
+        config = self._config
+        alpha = window_alpha(config.alarm_rate, state.latest - state.start)
+        state.last, state.previous = bin_rows(rows, state.baseline), dict(self.previous)
+        state.drift = 0.0 if state.last else None
+        column_alpha = alpha / max(1, len(state.last))
+        state.drifts = {name: self._drift_of(name, column_alpha, len(rows)) for name in state.last}
+        for name, live in bin_rows(rows, state.previous).items():
+            if name in state.drifts:
+                result, drift = compare(state.previous[name], live), state.drifts[name]
+                drift.previous_psi = result.psi
+                drift.previous_alarm = result.is_drift(alpha / len(self.previous), config.min_drift)
+        if any(row.keys() - state.baseline.keys() for row in rows):
+            for name, summary in summarize(rows).items():
+                if name not in state.baseline and summary.count >= MIN_ROWS:
+                    state.baseline[name] = state.last[name] = summary
+                    state.baseline_rows = state.baseline_rows or len(rows)
+        state.windows, state.start = state.windows + 1, state.latest
 
-    def _drift_of(self, name: str, alpha: float, old: ColumnDrift | None) -> ColumnDrift:
-        state, min_drift = self.state, self._config.min_drift
-        baseline, live = state.baseline[name], state.current[name]
+    def _drift_of(self, name: str, alpha: float, rows: int) -> ColumnDrift:
+        state = self.state
+        baseline, live, old = state.baseline[name], state.last[name], state.drifts.get(name)
         result = compare(baseline, live)
-        is_significant = result.p_value <= alpha / len(state.current)
-        if is_significant:
+        if result.p_value <= alpha:
             state.drift = max(state.drift or 0.0, result.psi)
-        point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=state.rows)
-        drift = ColumnDrift(
+        alarm = result.is_drift(alpha, self._config.min_drift)
+        point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=rows)
+        return ColumnDrift(
             column=name,
             kind=live.kind,
             **result._asdict(),
-            alarm=is_significant and result.psi >= min_drift,
-            missing=_missing_share(live),
-            baseline_missing=_missing_share(baseline),
+            alarm=alarm,
+            alarm_since=((old and old.alarm_since) or state.latest) if alarm else None,
+            missing=missing_share(live),
+            baseline_missing=missing_share(baseline),
             history=[*(old.history if old else ()), point][-MAX_HISTORY:],
         )
-        if drift.alarm:
-            drift.alarm_since = (old.alarm_since if old else None) or state.latest
-        if name in state.current_previous:
-            result = compare(state.previous[name], state.current_previous[name])
-            is_significant = result.p_value <= alpha / len(state.current_previous)
-            drift.previous_psi = result.psi
-            drift.previous_alarm = is_significant and result.psi >= min_drift
-        return drift
 
     def _histogram(self, name: str) -> ColumnHistogram:
         baseline, live = self.state.baseline[name], self.state.last[name]
@@ -189,18 +167,3 @@ class VersionWindows:
             live=bin_shares(live, bins),
             previous=None if previous is None else bin_shares(previous, bins),
         )
-
-
-def _add_rows(
-    summaries: Summaries,
-    references: Mapping[str, ColumnSummary],
-    rows: Sequence[Mapping[str, Value]],
-) -> None:
-    """Add rows to the summaries, in the bins of the references."""
-    for name, reference in references.items() if rows else ():
-        summary = bin_column([row.get(name) for row in rows], reference)
-        summaries[name] = add_counts(summaries[name], summary) if name in summaries else summary
-
-
-def _missing_share(summary: ColumnSummary) -> float:
-    return summary.missing / max(1, summary.count + summary.missing)
