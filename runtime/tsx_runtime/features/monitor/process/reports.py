@@ -166,7 +166,7 @@ def _version(
             "baseline_rows": windows.baseline_rows,
             "problem": version.problem,
             "windows": windows.windows,
-            "window_samples": windows.rows,
+            "window_samples": len(version.windows.rows),
             "drift": windows.drift,
             "alarm": any(drift.alarm for drift in windows.drifts.values()),
             "columns": version.windows.drifts(),
