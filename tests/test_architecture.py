@@ -92,9 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.quantities": set(),
     "tsx_archiver.storage": ARCHIVER_BASE,
     "tsx_archiver.containers": ARCHIVER_BASE | {"tsx_archiver.storage"},
-    "tsx_archiver.monitor.config": {"tsx_archiver.quantities"},
-    "tsx_archiver.metadata": ARCHIVER_BASE
-    | {"tsx_archiver.containers", "tsx_archiver.monitor.config"},
+    "tsx_archiver.monitor": ARCHIVER_BASE,
+    "tsx_archiver.metadata": ARCHIVER_BASE | {"tsx_archiver.containers", "tsx_archiver.monitor"},
     "tsx_archiver": set(),
     "model_archiver": {"tsx_archiver"},
     "workflow_archiver": {"tsx_archiver"},

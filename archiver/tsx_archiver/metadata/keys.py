@@ -10,7 +10,7 @@ import re
 from collections.abc import Collection, Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError
+from pydantic import ConfigDict, Field, StrictInt, ValidationError
 
 from tsx_archiver.names import MIN_SIMILARITY
 
@@ -29,8 +29,7 @@ Positive = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 def keys_of(kind: Any) -> dict[str, str]:
     """Return the field for each key of a file that a dataclass or a model declares."""
-    # Releases of pydantic before 2.10 have no `__pydantic_fields__` of a model.
-    fields = kind.model_fields if issubclass(kind, BaseModel) else kind.__pydantic_fields__
+    fields = getattr(kind, "model_fields", None) or kind.__pydantic_fields__
     return {field.alias or name: name for name, field in fields.items() if not field.exclude}
 
 

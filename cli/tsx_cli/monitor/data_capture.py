@@ -51,23 +51,18 @@ def read_capture(path: Path, model: str = "", version: str = "") -> Iterator[Rec
 
 def encode_capture(entry: Recorded) -> bytes:
     """Return the line of a request."""
-    headers = dict(_lower(entry.headers))
-    attributes = [headers[ATTRIBUTES_HEADER]] if ATTRIBUTES_HEADER in headers else []
-    attributes += [_VERSION + entry.version] if entry.version else []
-    at = datetime.fromtimestamp(round(entry.at, 3), timezone.utc)
     capture_data = {"endpointInput": _encode_part("INPUT", entry.headers, entry.body)}
     if entry.answer is not None:
         answer_part = _encode_part("OUTPUT", entry.answer_headers, entry.answer)
         capture_data["endpointOutput"] = answer_part
-    document = {
-        "captureData": capture_data,
-        "eventMetadata": {
-            "eventId": entry.request_id or str(uuid.uuid4()),
-            **({"customAttributes": attributes} if attributes else {}),
-            "inferenceTime": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        },
-        "eventVersion": "0",
+    at = datetime.fromtimestamp(round(entry.at, 3), timezone.utc)
+    metadata: dict[str, Any] = {
+        "eventId": entry.request_id or str(uuid.uuid4()),
+        "inferenceTime": at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
     }
+    if entry.version:
+        metadata["customAttributes"] = [_VERSION + entry.version]
+    document = {"captureData": capture_data, "eventMetadata": metadata, "eventVersion": "0"}
     return json.dumps(document).encode() + b"\n"
 
 
@@ -76,8 +71,7 @@ def _decode(line: bytes) -> Recorded:
     capture_data, metadata = document["captureData"], document["eventMetadata"]
     request_headers, body = _decode_part(capture_data.get("endpointInput"))
     answer_headers, answer = _decode_part(capture_data.get("endpointOutput"))
-    attributes = metadata.get("customAttributes") or []
-    texts = [attributes] if isinstance(attributes, str) else list(attributes)
+    texts = metadata.get("customAttributes") or []
     versions = [text.removeprefix(_VERSION) for text in texts if text.startswith(_VERSION)]
     custom = [(ATTRIBUTES_HEADER, text) for text in texts if not text.startswith(_VERSION)]
     return Recorded(
@@ -109,22 +103,11 @@ def _decode_part(part: Any) -> tuple[Headers, bytes | None]:
 
 
 def _encode_part(mode: str, headers: Headers, body: bytes) -> dict[str, str]:
-    content_type = dict(_lower(headers)).get("content-type", "application/octet-stream")
+    lower_headers = {name.lower(): value for name, value in headers}
+    content_type = lower_headers.get("content-type", "application/octet-stream")
     kind = content_type.partition(";")[0].strip().lower()
-    encoding = "CSV" if kind == "text/csv" else "JSON" if kind.endswith("json") else "BASE64"
     try:
-        text = "" if encoding == "BASE64" else body.decode()
-    except UnicodeDecodeError:
-        encoding = "BASE64"
-    if encoding == "BASE64":
-        text = base64.b64encode(body).decode()
-    return {
-        "observedContentType": content_type,
-        "mode": mode,
-        "data": text,
-        "encoding": encoding,
-    }
-
-
-def _lower(headers: Headers) -> Iterator[tuple[str, str]]:
-    return ((name.lower(), value) for name, value in headers)
+        text, encoding = body.decode(), {"text/csv": "CSV", "application/json": "JSON"}[kind]
+    except (KeyError, UnicodeDecodeError):
+        text, encoding = base64.b64encode(body).decode(), "BASE64"
+    return {"observedContentType": content_type, "mode": mode, "data": text, "encoding": encoding}

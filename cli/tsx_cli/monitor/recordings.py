@@ -1,4 +1,4 @@
-"""Recorded requests in files, directories and S3: recordings of tsx, or SageMaker's data capture."""
+"""Recorded requests in files, directories and S3, in the formats of tsx and of SageMaker."""
 
 from __future__ import annotations
 

@@ -13,6 +13,7 @@ from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, 
 from tsx_archiver.metadata.modelconfig import CacheConfig, TorchRun
 from tsx_archiver.metadata.safeyaml import MAX_BYTES, load_yaml
 from tsx_archiver.monitor.config import MonitorConfig
+from tsx_archiver.monitor.recording import RecordingKeys
 
 EVERY_KEY = """
 minWorkers: 1
@@ -44,6 +45,7 @@ useVenv: false
 maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
+record: {share: 1%, maxSize: 1MiB, maxAge: 1d, answers: true}
 batchPolicy: wait
 slo: p99<50ms
 scaleToZero: 10m
@@ -86,6 +88,7 @@ def test_every_documented_key_is_read_without_a_problem() -> None:
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
     assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
     assert config.monitor == MonitorConfig(share=5, groups=("sex",), window_samples=200)
+    assert config.record == RecordingKeys(share=1.0, max_size=1 << 20, answers=True)
     assert config.raw["handler"] == {"profile": True}
     assert dataclasses.replace(config) == config
     assert dataclasses.replace(ModelConfig(), use_venv=True) == ModelConfig(use_venv=True)
@@ -133,6 +136,10 @@ def test_every_documented_key_is_read_without_a_problem() -> None:
         ("monitor: {shar: 5%}", "monitor", "monitor.shar is not a known key; did you mean"),
         ("monitor: {share: 0}", "monitor", "monitor.share: 0 is invalid"),
         ("monitor: {fields: {age: integer}}", "monitor", "monitor.fields: 'integer' is invalid"),
+        ("record: 1%", "record", "mapping of keys"),
+        ("record: {share: 200%}", "record", "record.share"),
+        ("record: {maxSize: 2GB}", "record", "at most 1GB; only the server's own setting"),
+        ("record: {size: 1MB}", "record", "record.size is not a known key"),
     ],
 )
 def test_an_invalid_value_is_reported_and_ignored(line: str, field: str, message: str) -> None:

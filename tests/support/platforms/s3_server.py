@@ -9,6 +9,7 @@ from typing import Any
 
 import boto3
 import pytest
+from moto.moto_api._internal.models import moto_api_backend
 from moto.server import ThreadedMotoServer
 
 BUCKET = "bucket"
@@ -20,6 +21,7 @@ def s3_server() -> Iterator[Any]:
 
     The server's address is `client.meta.endpoint_url`.
     """
+    moto_api_backend.reset()  # All servers of a process have the same buckets.
     with pytest.MonkeyPatch.context() as patch:
         for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
             patch.delenv(name)

@@ -132,7 +132,7 @@ class MonitorChannel:
                 if lock is not None:
                     lock.close()
             if problem != self.problem and not self._closing.is_set():
-                logger.error("the monitor process: %s; it is started again", problem)
+                logger.warning("the monitor process: %s; it is started again", problem)
             self.problem = problem
             await wait_for_event(self._closing, min(PAUSE_S * 2**failures, MAX_PAUSE_S))
 

@@ -235,13 +235,22 @@ class MonitorManager:
                 "fields": version.monitor_fields,
                 "signature": version.signature and version.signature.input,
                 "registered": self._registered.setdefault(version, time.time()),
-                "recording": "record" in state.load(name),
+                "recording": self._is_recorded(name),
                 "recordings": recordings,
             }
             if self._announced.get((name, number), ({}, b""))[0] != head:
                 frame = encode_frame(head, _read_baseline(version))
                 if self.channel.send(frame) != "slow":
                     self._announced[name, number] = head, frame
+
+    def _is_recorded(self, name: str) -> bool:
+        """Tell whether requests are recorded, by the API, the settings, or else an archive."""
+        saved = self.registry.state.load(name).get("record")
+        if saved is not None:
+            return bool(saved)
+        versions = self.registry.models[name].versions.values()
+        setting = getattr(self.registry.settings.models.get(name), "record", None)
+        return setting is not None or any(version.config.record for version in versions)
 
     def _on_states(self, states: list[VersionState]) -> None:
         by_key = {(state.model, state.version): state for state in states}

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tsx_archiver.monitor.config import MonitorConfig
-from tsx_runtime.settings.fields import FeatureModelSettings, FeatureSettings, Secret
+from tsx_runtime.settings.fields import (
+    FeatureModelSettings,
+    FeatureSettings,
+    Secret,
+    table_or_flag,
+)
 from tsx_runtime.settings.model_limits import Accepts, Seconds
 
 SQLITE = "sqlite:///"
@@ -24,15 +28,9 @@ def _check_store(value: str) -> str:
     return value
 
 
-def _config_of(value: Any) -> Any:
-    if isinstance(value, str):
-        value = json.loads(value)
-    return {} if value is True else value
-
-
 MonitorSetting = Annotated[
     MonitorConfig | Literal[False],
-    BeforeValidator(_config_of),
+    BeforeValidator(table_or_flag),
     Accepts('true, false, or a table such as {share = "5%", groups = ["sex"]}'),
 ]
 

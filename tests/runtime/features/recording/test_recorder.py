@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from tests.support.clients.talker import until
+from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime.features.recording.recorder import (
     MAX_WAITING_BYTES,
     CapturedRequest,
     HeaderFilter,
     Recorder,
-    RecordingConfig,
 )
 from tsx_runtime.features.recording.segments import FILES_PER_RECORDING, Segments
 from tsx_runtime.recordings import Recorded, encode, file_head, read

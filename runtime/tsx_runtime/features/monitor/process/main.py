@@ -98,7 +98,7 @@ class MonitorProcess:
 
     def _answer(self, head: Mapping[str, Any], status: int, body: bytes) -> None:
         if head["kind"] == "call":
-            self._send({"kind": "result", "id": head["id"], "status": status}, body)
+            self._send({"kind": "result", "id": head.get("id"), "status": status}, body)
 
     def _send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
         data = memoryview(encode_frame(head, body))

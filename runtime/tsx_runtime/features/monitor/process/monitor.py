@@ -193,10 +193,10 @@ class Monitor:
         version.is_saved = False
         self._has_news = True
         if len(self._rows) >= MAX_WAITING:
-            self.dropped[sample.model, "store"] += 1
-        elif self.store.is_configured:
-            for index, row in enumerate(rows):
-                self._add_row(version, sample, index, row)
+            self.dropped.update((row.model, "store") for row in self._rows if row.row == 0)
+            self._rows, self._changes = [], CountChanges()
+        for index, row in enumerate(rows if self.store.is_configured else ()):
+            self._add_row(version, sample, index, row)
 
     def dropped_of(self, model: str) -> Counter[str]:
         """Return the samples of a model that were not examined or stored, by reason."""

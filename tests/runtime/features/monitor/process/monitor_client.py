@@ -34,7 +34,7 @@ class MonitorClient:
         self.states: list[dict[str, Any]] = []  # the last reported ones
         self.stderr = ""
         self.ready = self.read()[0]
-        self._number = 0
+        self._number = 1000
 
     def read(self) -> tuple[dict[str, Any], Any]:
         """Return the next frame."""
@@ -101,8 +101,7 @@ class MonitorClient:
         self.send(head | {"arguments": {"model": "m"} | arguments}, content)
         while True:
             answer, result = self.read()
-            if answer["kind"] == "result":
-                assert answer["id"] == self._number
+            if answer["kind"] == "result" and answer["id"] == self._number:
                 return answer["status"], result
 
     def give_feedback(self, *items: Any) -> Any:
@@ -124,20 +123,14 @@ class MonitorClient:
 
     def close(self) -> int:
         """End the process by the end of its input; return its exit status."""
-        assert self.process.stdin is not None
-        if not self.process.stdin.closed:
-            self.process.stdin.close()
         return self.wait()
 
-    def wait(self) -> int:
-        assert self.process.stdout is not None and self.process.stderr is not None
-        with self.process.stdout, self.process.stderr:
-            self.process.stdout.read()
-            self.stderr += self.process.stderr.read().decode()
-        return self.process.wait(timeout=30)
-
     def kill(self) -> None:
-        assert self.process.stdin is not None
         self.process.kill()
         self.wait()
-        self.process.stdin.close()
+
+    def wait(self) -> int:
+        """Close the input and read all output; return the exit status."""
+        if self.process.returncode is None:
+            self.stderr = self.process.communicate(timeout=30)[1].decode()
+        return self.process.returncode
