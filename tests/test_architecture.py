@@ -182,7 +182,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "bench cache client config explain init jobs models predict replay serve slowest",
         "deploy mlflow_deployments optimize plan",
         "batch check",
-        "monitor",
+        "feedback monitor",
         "main",
         "__main__",
     ),

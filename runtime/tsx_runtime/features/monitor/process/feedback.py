@@ -263,10 +263,11 @@ def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
     """
     is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
     if row.number is not None:
-        if not is_number or not abs(truth) < MAX_NUMBER:
+        number = None if isinstance(truth, bool) else number_of(truth)  # CSV has texts of numbers.
+        if number is None or not abs(number) < MAX_NUMBER:
             message = f"the answer is a number, and the truth is {reprlib.repr(truth)}"
             raise _Rejected("wrong_type", message)
-        return row._replace(truth=repr(float(truth)), error=abs(truth - row.number))
+        return row._replace(truth=repr(number), error=abs(number - row.number))
     if row.prediction is None:
         message = "the answer has no class or number; name its path as `prediction` of `monitor`"
         raise _Rejected("wrong_type", message)

@@ -42,7 +42,7 @@ def server(tmp_path: Path) -> LocalMonitor:
         ({"request_id": "class", "truth": True}, "wrong_type"),
         ({"request_id": "class", "truth": {"a": 1}}, "wrong_type"),
         ({"request_id": "class", "truth": ""}, "wrong_type"),
-        ({"request_id": "number", "truth": "1.5"}, "wrong_type"),
+        ({"request_id": "number", "truth": "warm"}, "wrong_type"),
         ({"request_id": "number", "truth": True}, "wrong_type"),
         ({"request_id": "number", "truth": 1e200}, "wrong_type"),
         ({"request_id": "nothing", "truth": "cat"}, "wrong_type"),
