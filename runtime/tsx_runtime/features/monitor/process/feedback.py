@@ -89,7 +89,7 @@ class JoinRules(NamedTuple):
 
     model: str
     versions: Collection[str]  # monitored ones
-    attributes: Collection[str]  # those that feedback may name
+    attributes: Collection[str]  # names that feedback may use
     advice: str  # why an answer may be unknown
     group_of: Callable[[str, str], str]  # the counted group of an attribute and its value
 

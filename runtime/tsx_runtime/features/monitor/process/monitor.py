@@ -40,6 +40,8 @@ STATE_S = 1.0  # pause between two reports of the state
 REFRESH_S = 60.0  # pause between two reads of what other servers have stored
 SAVE_S = 30.0  # pause between two saved states of windows
 EXPIRE_S = 3600.0
+DAY_S = 86400
+PAUSE_FACTOR = 20  # A read is followed by a pause of this many times its duration.
 MAX_GROUPS = 200  # groups of an attribute, or classes, that are counted
 
 TOTALS = """
@@ -115,16 +117,11 @@ class MonitoredVersion:
     def state(self, store_problem: str | None) -> VersionState:
         windows, drifts = self.windows.state, self.windows.state.drifts.items()
         return VersionState(
-            *self.id,
-            samples=self.samples,
-            windows=windows.windows,
-            drift=windows.drift,
-            drifted=[name for name, drift in drifts if drift.alarm],
-            fields={name: drift.psi for name, drift in drifts if drift.psi is not None},
-            feedback=self.totals[0],
-            accuracy=self.totals[1],
-            mean_error=self.totals[2],
-            problem=self.problem or store_problem,
+            *(*self.id, self.samples, windows.windows, windows.drift),
+            [name for name, drift in drifts if drift.alarm],
+            {name: drift.psi for name, drift in drifts if drift.psi is not None},
+            *self.totals,
+            self.problem or store_problem,
         )
 
     @property
@@ -152,7 +149,7 @@ class Monitor:
         self._versions: dict[tuple[str, str], MonitoredVersion] = {}
         self._rows: list[MonitoredAnswer] = []
         self._changes = CountChanges()
-        self._groups = defaultdict[tuple[str, str], set[str]](set)  # by model and attribute
+        self._groups = defaultdict[tuple[str, str], set[str]](set)  # names by model and attribute
         self._has_news = False  # whether the state has changed since it was reported
         self._due = defaultdict[str, float](float)  # the time of the next work by its name
 
@@ -181,7 +178,8 @@ class Monitor:
             if version in (None, number):
                 del self._versions[ended.id]
                 self._has_news = True
-                self._save_state(ended)
+                with suppress(StoreUnavailable):
+                    self._save_state(ended)
 
     def add_sample(self, sample: MonitorSample) -> None:
         version = self._versions.get((sample.model, sample.version))
@@ -189,10 +187,8 @@ class Monitor:
             self.dropped[sample.model, "stopped"] += 1
             return
         rows = version.extractor.rows(sample)
-        windows = version.windows.state.windows
-        for row in rows:
-            version.windows.add(row, sample.at)
-        if version.windows.state.windows != windows:
+        has_ended = [version.windows.add(row, sample.at) for row in rows]
+        if any(has_ended):
             self._link(sample.model)
         version.samples += 1
         version.is_saved = False
@@ -263,13 +259,15 @@ class Monitor:
         versions = self.versions_of(model)
         config = next((version.message.config for version in versions.values()), None)
         share = f"{config.share:g} % of the requests are" if config else "the model is not"
-        advice = f"{share} monitored, and answers are stored for {self.store.retention_s:g} s"
+        advice = (
+            f"{share} monitored, and answers are stored for {self.store.retention_s / DAY_S:g} days"
+        )
         groups = config.groups if config else ()
         return JoinRules(model, versions, groups, advice, partial(self.group_of, model))
 
     def note_truth(self) -> None:
         """Note that the truth of answers has changed."""
-        self._due["totals"] = 0.0
+        self._due["totals"] = min(self._due["totals"], self._due["next totals"])
         self._has_news = True
 
     # Periodic work
@@ -325,6 +323,8 @@ class Monitor:
                 if (monitored := self._versions.get((model, version))) is not None:
                     monitored.totals = (int(totals[0]), totals[1], totals[2])
                     self._has_news = True
+            pause = PAUSE_FACTOR * (time.time() - now)
+            self._due["next totals"] = now + max(STATE_S, pause)
         if self._is_due("save", now, SAVE_S):
             for monitored in self._versions.values():
                 self._save_state(monitored)

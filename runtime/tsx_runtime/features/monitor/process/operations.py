@@ -22,24 +22,14 @@ from tsx_runtime.features.monitor.process.feedback import (
     describe,
     parse_feedback,
 )
-from tsx_runtime.features.monitor.process.monitor import Monitor
+from tsx_runtime.features.monitor.process.monitor import PAUSE_FACTOR, Monitor
 from tsx_runtime.features.monitor.process.reports import build_report
 from tsx_runtime.features.monitor.process.store import clean
 from tsx_runtime.features.monitor.report import FeedbackResult, MonitorReport
 from tsx_runtime.recordings import NotARecording, find_request
 
 MIN_REPORT_S = 2.0  # A report is not made again within this time.
-MAX_FILES = 2  # of a recording, in which a request is looked for
-PAUSE_FACTOR = 20  # A report is followed by a pause of this many times its duration.
-OPERATIONS = (
-    "feedback",
-    "report",
-    "contests",
-    "answer_contest",
-    "quality",
-    "worst",
-    "request",
-)
+MAX_FILES = 2  # files of a recording that a request reads
 
 
 _ANSWER = """
@@ -93,9 +83,8 @@ class Operations:
 
         Raises:
             TsxError: It cannot be done.
+            AttributeError, TypeError: There is no such operation, or it has other arguments.
         """
-        if operation not in OPERATIONS:
-            raise BadRequest(f"The monitor process has no operation {operation}.")
         return to_json(getattr(self, operation)(body, **arguments))
 
     def feedback(self, body: bytes, model: str) -> FeedbackResult:

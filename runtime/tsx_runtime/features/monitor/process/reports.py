@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.core.comparison.means import MetricCounts
 from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.process.monitor import Monitor, MonitoredVersion
+from tsx_runtime.features.monitor.process.store import HOUR_S, MonitorStore
 from tsx_runtime.features.monitor.report import MonitorReport, VersionComparison, VersionReport
 from tsx_runtime.features.monitor.statistics.comparisons import compare_versions
 from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
@@ -62,57 +63,30 @@ SELECT COUNT(*) FROM tsx_monitor_contests WHERE model = :model AND state = 'open
 """
 
 
-class Served(NamedTuple):
-    first: float
-    last: float
-    answers: int
-
-
-class GroupErrors(NamedTuple):
-    attribute: str
-    group: str
-    answers: int
-    total: float
-    squares: float
-
-
-class StoredCounts(NamedTuple):
-    """What the store has of a model, by version."""
-
-    served: Mapping[str, Sequence[Served]]
-    outcomes: Mapping[str, Sequence[OutcomeCount]]
-    errors: Mapping[str, Sequence[ErrorSum]]
-    groups: Mapping[str, Sequence[GroupCount]]
-    group_errors: Mapping[str, Sequence[GroupErrors]]
-
-
-QUERIES: tuple[tuple[str, type[Any]], ...] = (
-    (SERVED, Served),
-    (OUTCOMES, OutcomeCount),
-    (ERRORS, ErrorSum),
-    (GROUPS, GroupCount),
-    (GROUP_ERRORS, GroupErrors),
-)
+QUERIES: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "served": (SERVED, lambda *values: values),
+    "outcomes": (OUTCOMES, OutcomeCount),
+    "errors": (ERRORS, ErrorSum),
+    "groups": (GROUPS, GroupCount),
+    "group_errors": (GROUP_ERRORS, lambda *values: (values[:2], MetricCounts(*values[2:]))),
+}
+Stored = Mapping[str, Mapping[str, Sequence[Any]]]  # results of the queries by version
 
 
 def build_report(monitor: Monitor, model: str) -> MonitorReport:
     """Return the report on a model; without the store, it has the drift only."""
     versions = monitor.versions_of(model)
     config = next((version.message.config for version in versions.values()), None)
-    stored = [dict[str, list[Any]]()] * len(QUERIES)
+    stored: Stored = {name: {} for name in QUERIES}
     contests, problem = 0, monitor.store_problem
-    recent = int((time.time() - RECENT_S) // 3600)
     try:
         monitor.flush()
-        stored = [
-            _by_version(monitor.store.read(sql, model=model, recent=recent), kind)
-            for sql, kind in QUERIES
-        ]
+        stored = {name: _read(monitor.store, model, *query) for name, query in QUERIES.items()}
         contests = monitor.store.read(OPEN_CONTESTS, model=model)[0][0]
     except StoreUnavailable as error:
         problem = error.message
-    counts = StoredCounts(*stored)
-    ended = sorted(counts.served.keys() - versions.keys(), key=lambda name: counts.served[name][0])
+    served = stored["served"]
+    ended = sorted(served.keys() - versions.keys(), key=lambda name: served[name][0][0])
     names = [*versions, *reversed(ended)]
     report = {
         "model": model,
@@ -122,38 +96,38 @@ def build_report(monitor: Monitor, model: str) -> MonitorReport:
         "dropped": monitor.dropped_of(model),
         "problem": problem,
         "versions": [
-            _version(name, versions.get(name), counts, config or MonitorConfig.model_validate({}))
+            _version(name, versions.get(name), stored, config or MonitorConfig.model_validate({}))
             for name in names
         ],
         "comparisons": [
-            comparison for new, old in pairwise(names) for comparison in _compare(old, new, counts)
+            comparison for new, old in pairwise(names) for comparison in _compare(old, new, stored)
         ],
         "contests": contests,
     }
     return MonitorReport.model_validate(report)
 
 
-def _by_version(rows: Iterable[Any], kind: type[Any]) -> dict[str, list[Any]]:
+def _read(
+    store: MonitorStore, model: str, sql: str, kind: Callable[..., Any]
+) -> dict[str, list[Any]]:
     result = defaultdict[str, list[Any]](list)
-    for version, *values in rows:
+    recent = int((time.time() - RECENT_S) // HOUR_S)
+    for version, *values in store.read(sql, model=model, recent=recent):
         result[version].append(kind(*values))
-    return result
+    return dict(result)
 
 
 def _version(
-    name: str, version: MonitoredVersion | None, counts: StoredCounts, config: MonitorConfig
+    name: str, version: MonitoredVersion | None, stored: Stored, config: MonitorConfig
 ) -> VersionReport:
-    errors = {
-        (row.attribute, row.group): MetricCounts(row.answers, row.total, row.squares)
-        for row in counts.group_errors.get(name, ())
-    }
+    rows = {kind: by_version.get(name, []) for kind, by_version in stored.items()}
     report: dict[str, Any] = {
         "version": name,
-        "quality": quality_of(counts.outcomes.get(name, ()), counts.errors.get(name, ())),
-        "groups": groups_of(counts.groups.get(name, ()), errors, config),
+        "quality": quality_of(rows["outcomes"], rows["errors"]),
+        "groups": groups_of(rows["groups"], dict(rows["group_errors"]), config),
     }
-    for served in counts.served.get(name, ()):
-        report |= {"first": served.first, "last": served.last, "samples": served.answers}
+    for first, last, samples in rows["served"]:
+        report |= {"first": first, "last": min(last, time.time()), "samples": samples}
     if version is not None:
         windows = version.windows.state
         kind = "archive" if version.baseline is not None else "first window"
@@ -174,13 +148,14 @@ def _version(
     return VersionReport.model_validate(report)
 
 
-def _compare(old: str, new: str, counts: StoredCounts) -> Iterator[VersionComparison]:
+def _compare(old: str, new: str, stored: Stored) -> Iterator[VersionComparison]:
     """Compare two versions by their answers since the new one has been answering."""
-    metrics: tuple[tuple[Metric, Any, Any], ...] = (
-        ("accuracy", accuracy_counts, counts.outcomes),
-        ("mean_error", error_counts, counts.errors),
+    metrics: tuple[tuple[Metric, Any, str], ...] = (
+        ("accuracy", accuracy_counts, "outcomes"),
+        ("mean_error", error_counts, "errors"),
     )
-    for metric, sums_of, by_version in metrics:
+    for metric, sums_of, kind in metrics:
+        by_version = stored[kind]
         new_counts = by_version.get(new, [])
         start = min((count.period for count in new_counts), default=math.inf)
         old_counts = [count for count in by_version.get(old, []) if count.period >= start]

@@ -53,7 +53,7 @@ CREATE TABLE IF NOT EXISTS tsx_monitor_contests (
 """
 POSTGRES = ("postgresql://", "postgres://")
 SQLITE = "sqlite:///"
-TIMEOUT_S = 5  # for a lock or a connection: the process does nothing else meanwhile
+TIMEOUT_S = 5  # limit of the wait for a lock or a connection, during which nothing else is done
 STATEMENT_TIMEOUT_MS = 20_000
 # The number of an advisory lock, so that servers that start together make the tables one by one.
 TABLES_LOCK = 0x7478_6D6F
@@ -76,7 +76,7 @@ class MonitoredAnswer(NamedTuple):
     version: str
     row: int
     at: float
-    prediction: str | None  # also of a number
+    prediction: str | None  # a class, or a number as text
     number: float | None
     confidence: float | None
     key: str | None = None
@@ -166,22 +166,28 @@ class MonitorStore:
         self._is_postgres = self._location.startswith(POSTGRES)
         self._label = "the database" if self._is_postgres else self._location
         self._engine: Engine | None = None
+        self._problem = ""
+        self._pause_until = 0.0  # time.monotonic() of the next attempt to connect
 
     @contextmanager
     def transaction(self) -> Iterator[Connection]:
         if not self.is_configured:
             raise StoreUnavailable("Answers are not stored: set monitor_store or state_dir.")
+        if time.monotonic() < self._pause_until:
+            raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S)
         try:
             if self._engine is None:
                 self._engine = self._open()
             with self._engine.begin() as connection:
                 yield connection
         except (SQLAlchemyError, OSError, CacheError, ImportError) as error:
-            raise StoreUnavailable(
+            self._problem = (
                 f"The store of monitoring, {self._label}, cannot be used: {_reason(error)}. Free"
-                " space or repair it, or name another store; then send the request again.",
-                retry_after=5,
-            ) from error
+                " space or repair it, or name another store; then send the request again."
+            )
+            if self._engine is None and self._is_postgres:
+                self._pause_until = time.monotonic() + TIMEOUT_S
+            raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S) from error
 
     def read(self, sql: str, **values: Any) -> list[Row[Any]]:
         """Return the rows of a query in a transaction of its own."""

@@ -18,7 +18,7 @@ from tsx_runtime.features.monitor.statistics.fields import values_of
 
 LABEL_KEYS = ("label", "class", "prediction", "predicted_class", "class_id", "category")
 SCORE_KEYS = ("score", "confidence", "probability")
-SUM_TOLERANCE = 0.02  # of the probabilities of a full distribution
+SUM_TOLERANCE = 0.02  # The probabilities of a full distribution sum to 1 within it.
 MAX_SCORES = 100
 MAX_LABEL_CHARS = 100  # A longer answer is a text.
 MIN_VECTOR = 32  # A shorter list of numbers is taken as named numbers.

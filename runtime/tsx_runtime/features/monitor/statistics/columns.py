@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -17,6 +16,7 @@ from tsx_runtime.features.monitor.statistics.facts import (
     Facts,
     Vector,
     category_of,
+    cosine,
     image_facts,
     number_of,
     text_facts,
@@ -117,11 +117,15 @@ class Extractor:
         confidence, key = facts.get("confidence"), _find(row, headers, config.key or "")
         groups = {path: category_of(_find(row, headers, path)) for path in config.groups}
         columns: Facts = {}
-        vectors: dict[str, Vector] = {}
+        vectors = {} if vector is None else {"answer.similarity": vector}
         if self._guess is None:
             self._add_inputs(row, headers, columns, vectors)
             columns.update((f"answer.{name}", value) for name, value in facts.items())
-            self._add_vector("answer", vector, columns, vectors)
+            columns.update(
+                (name, cosine(vectors[name], centre))
+                for name, centre in self._centres.items()
+                if name in vectors
+            )
         else:
             self._guess.add(row)
             if self._guess.rows >= GUESS_ROWS:
@@ -150,22 +154,11 @@ class Extractor:
             elif kind == "category":
                 columns[column] = category_of(value)
             elif kind == "embedding":
-                self._add_vector(column, vector_of(value), columns, vectors)
+                if (vector := vector_of(value)) is not None:
+                    vectors[f"{column}.similarity"] = vector
             elif kind != "ignore":
                 facts = text_facts(value) if kind == "text" else image_facts(value)
                 columns.update((f"{column}.{name}", fact) for name, fact in facts.items())
-
-    def _add_vector(
-        self, name: str, vector: Vector | None, columns: Facts, vectors: dict[str, Vector]
-    ) -> None:
-        if vector is None:
-            return
-        column = f"{name}.similarity"
-        vectors[column] = vector
-        centre = self._centres.get(column)
-        if centre is not None and centre.shape == vector.shape:
-            lengths = np.linalg.norm(vector) * np.linalg.norm(centre)
-            columns[column] = float(vector @ centre / max(lengths, sys.float_info.min))
 
 
 def _find(row: Any, headers: Mapping[str, str], path: str) -> Any:

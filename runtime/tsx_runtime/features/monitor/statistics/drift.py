@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from tsx_archiver.monitor.baseline import ColumnSummary, NumberSummary
 
 MONTH_S = 30 * 86400
-MIN_DURATION_S = 1e-3  # A shorter window gets the alpha of this duration.
-GROUPS = 10  # of the bins of a number, for all but the Kolmogorov-Smirnov test
+GROUPS = 10  # groups of bins, for all but the Kolmogorov-Smirnov test
 MIN_EXPECTED = 5  # Rarer categories are pooled for the chi-square test.
 
 Table = NDArray[np.float64]  # the rows of the baseline, and the live ones, in each cell
@@ -33,7 +32,7 @@ class ColumnComparison(NamedTuple):
     js: float  # Jensen-Shannon distance to the base 2, from 0 to 1
     test: Literal["ks", "chi2"]  # the test with the smaller p-value
     statistic: float
-    p_value: float  # of both tests together
+    p_value: float  # the p-value of both tests together
 
     def is_drift(self, alpha: float, min_psi: float) -> bool:
         """Tell whether the difference is significant and large."""
@@ -47,7 +46,7 @@ def window_alpha(alarm_rate: float, seconds: float) -> float:
         alarm_rate: The probability of a false alarm in 30 days.
         seconds: The duration of the window, without that of other windows.
     """
-    return alarm_rate / 2 * min(1.0, max(seconds, MIN_DURATION_S) / MONTH_S)
+    return alarm_rate / 2 * min(1.0, max(seconds, 1e-3) / MONTH_S)
 
 
 def compare(baseline: ColumnSummary, live: ColumnSummary) -> ColumnComparison:
@@ -57,23 +56,30 @@ def compare(baseline: ColumnSummary, live: ColumnSummary) -> ColumnComparison:
     numbers. The chi-square test is that of the likelihood ratio (G), whose small p-values are
     accurate; missing values are one of its cells.
     """
-    from scipy.special import kolmogorov
+    from scipy.special import chdtrc, kolmogorov, rel_entr
 
     bins, groups = _tables(baseline, live)
     table = np.hstack([groups, [[baseline.missing], [live.missing]]])
     table = table[:, table.any(axis=0)]
-    if not table.sum(axis=1).all():
+    rows = table.sum(axis=1, keepdims=True)
+    if not rows.all():
         return ColumnComparison(0.0, 0.0, "chi2", 0.0, 1.0)
+    shares = table / rows
+    divergence = rel_entr(shares, shares.mean(axis=0)).sum() / 2 / np.log(2)
+    tested = _pool_rare(table)
+    expected = tested.sum(axis=1, keepdims=True) * tested.sum(axis=0) / tested.sum()
+    statistic = 2 * rel_entr(tested, expected).sum()
     test: Literal["ks", "chi2"] = "chi2"
-    statistic, p_value = _chi_square(table)
+    p_value = chdtrc(tested.shape[1] - 1, statistic) if tested.shape[1] > 1 else 1.0
     n, m = bins.sum(axis=1)
     if n and m:
-        distance = float(np.abs(bins[0].cumsum() / n - bins[1].cumsum() / m).max())
-        ks_p_value = float(kolmogorov(np.sqrt(n * m / (n + m)) * distance))
+        distance = np.abs(bins[0].cumsum() / n - bins[1].cumsum() / m).max()
+        ks_p_value = kolmogorov(np.sqrt(n * m / (n + m)) * distance)
         if ks_p_value < p_value:
             test, statistic, p_value = "ks", distance, ks_p_value
         p_value = min(1.0, 2 * p_value)
-    return ColumnComparison(_psi(table), _js(table), test, statistic, p_value)
+    js = float(np.sqrt(np.clip(divergence, 0, 1)))
+    return ColumnComparison(_psi(table), js, test, float(statistic), float(p_value))
 
 
 def _tables(baseline: ColumnSummary, live: ColumnSummary) -> tuple[Table, Table]:
@@ -90,18 +96,13 @@ def _tables(baseline: ColumnSummary, live: ColumnSummary) -> tuple[Table, Table]
     return bins, np.stack([np.bincount(groups, counts, GROUPS) for counts in bins])
 
 
-def _chi_square(table: Table) -> tuple[float, float]:
-    from scipy.special import chdtrc, rel_entr
-
+def _pool_rare(table: Table) -> Table:
+    """Return a table whose cells with few expected rows are one, for the chi-square test."""
     rare = table.sum(axis=0) * table.sum(axis=1).min() < MIN_EXPECTED * table.sum()
-    table = np.hstack([table[:, ~rare], table[:, rare].sum(axis=1, keepdims=True)])
-    table = table[:, table.any(axis=0)]
-    if table.shape[1] < 2:
-        return 0.0, 1.0
-    table = table + (table == 0).any(axis=0) / 2  # Empty cells give too small p-values.
-    expected = table.sum(axis=1, keepdims=True) * table.sum(axis=0) / table.sum()
-    statistic = 2 * float(rel_entr(table, expected).sum())
-    return statistic, float(chdtrc(table.shape[1] - 1, statistic))
+    pooled: Table = np.hstack([table[:, ~rare], table[:, rare].sum(axis=1, keepdims=True)])
+    pooled = pooled[:, pooled.any(axis=0)]
+    pooled += (pooled == 0).any(axis=0) / 2  # Empty cells would give too small p-values.
+    return pooled
 
 
 def _psi(table: Table) -> float:
@@ -109,11 +110,3 @@ def _psi(table: Table) -> float:
     chance = (table.shape[1] - 1) * (1 / table.sum(axis=1)).sum()  # expected without a difference
     p, q = (table + 0.5) / (table + 0.5).sum(axis=1, keepdims=True)
     return max(0.0, float(((q - p) * np.log(q / p)).sum() - chance))
-
-
-def _js(table: Table) -> float:
-    from scipy.special import rel_entr
-
-    shares = table / table.sum(axis=1, keepdims=True)
-    divergence = float(rel_entr(shares, shares.mean(axis=0)).sum()) / 2 / np.log(2)
-    return float(np.sqrt(min(1.0, max(0.0, divergence))))

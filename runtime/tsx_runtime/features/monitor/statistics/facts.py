@@ -77,9 +77,9 @@ def image_facts(value: Any) -> Facts:
     facts: Facts = {}
     try:
         if isinstance(value, dict):
-            value = value["b64"]  # as KServe and TensorFlow Serving encode bytes
+            value = value["b64"]  # KServe and TensorFlow Serving encode bytes like this.
         if isinstance(value, str):
-            value = base64.b64decode(value.rpartition(",")[2])  # after `data:image/png;base64,`
+            value = base64.b64decode(value.rpartition(",")[2])  # A data URL has a comma.
         with Image.open(io.BytesIO(value), formats=FORMATS) as image:
             width, height = image.size
             facts |= {"width": float(width), "height": float(height)}
@@ -102,3 +102,9 @@ def vector_of(value: Any) -> Vector | None:
     except (ValueError, TypeError, OverflowError):
         return None
     return vector if len(vector) and (np.abs(vector) < MAX_NUMBER).all() else None
+
+
+def cosine(vector: Vector, centre: Vector) -> float | None:
+    """Return the cosine of the angle between two vectors, if it exists."""
+    length = np.linalg.norm(vector) * np.linalg.norm(centre)
+    return float(vector @ centre / length) if vector.shape == centre.shape and length else None

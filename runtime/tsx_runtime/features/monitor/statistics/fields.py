@@ -10,12 +10,11 @@ from tsx_archiver.monitor.config import FieldKind
 from tsx_runtime.features.monitor.statistics.facts import image_facts
 
 BODY = "body"  # the path of a row that is neither an object nor a short list
-MAX_VALUES = 1000  # of a row or of a schema
+MAX_VALUES = 1000  # values of a row, or parts of a schema
 MAX_DEPTH = 5
 MAX_SHORT_LIST = 64  # A longer list of numbers is one field.
 MAX_CATEGORY_CHARS = 50  # A longer text is no category.
 MIN_WORDS = 5  # A text with as many is no category.
-MAX_CATEGORIES = 20  # More texts, in half of the rows, are no categories.
 ENCODED_STARTS = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # images in base64
 SCHEMA_KINDS: dict[Any, FieldKind] = {
     "boolean": "category",
@@ -59,27 +58,23 @@ class FieldGuess:
     def __init__(self) -> None:
         self.rows = 0
         self._kinds: dict[str, set[FieldKind]] = {}
-        self._texts: dict[str, set[str]] = {}
 
     def add(self, row: Any) -> None:
         self.rows += 1
         for path, value in islice(values_of(row), MAX_VALUES):
             if value is not None:
-                kind = _kind_of(value)
-                self._kinds.setdefault(path, set()).add(kind)
-                if kind == "category":
-                    self._texts.setdefault(path, set()).add(str(value))
+                self._kinds.setdefault(path, set()).add(_kind_of(value))
 
     def kinds(self) -> dict[str, FieldKind]:
         """Return the kinds; fields of mixed kinds, and those of structures, are ignored."""
-        guess: dict[str, FieldKind] = {}
-        for path, kinds in self._kinds.items():
-            if len(self._texts.get(path, ())) > max(MAX_CATEGORIES, self.rows / 2):
-                kinds.add("text")
-            if "text" in kinds:
-                kinds.discard("category")
-            guess[path] = kinds.pop() if len(kinds) == 1 else "ignore"
-        return guess
+        return {
+            path: "text"
+            if kinds == {"text", "category"}
+            else min(kinds)
+            if len(kinds) == 1
+            else "ignore"
+            for path, kinds in self._kinds.items()
+        }
 
 
 def _kind_of(value: Any) -> FieldKind:

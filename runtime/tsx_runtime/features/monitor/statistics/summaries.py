@@ -57,20 +57,16 @@ def bin_column(values: Sequence[float | str | None], like: ColumnSummary) -> Col
     return like.model_copy(update=update)
 
 
-def bin_shares(summary: ColumnSummary, bins: ColumnSummary) -> list[float]:
-    """Return the share of a summary's rows in each bin or category of another one.
-
-    Numbers in other bins are taken as evenly distributed in each.
-    """
+def bin_shares(summary: ColumnSummary, bins: ColumnSummary) -> list[float] | None:
+    """Return the share of rows in each bin or category of `bins`; None if the bins differ."""
+    counts: Any = summary.counts
+    if isinstance(bins, NumberSummary):
+        if getattr(summary, "edges", None) != bins.edges:
+            return None
+    else:
+        counts = [counts.get(name, 0) for name in bins.counts]
     rows = max(1, summary.count + summary.missing)
-    if isinstance(summary, NumberSummary) and isinstance(bins, NumberSummary):
-        below = np.cumsum(summary.counts) / rows
-        if summary.edges != bins.edges:
-            below = np.append(np.interp(bins.edges, summary.edges, below[:-1], left=0), below[-1])
-        return [round(share, 5) for share in np.diff(below, prepend=0).tolist()]
-    if isinstance(summary, CategorySummary) and isinstance(bins, CategorySummary):
-        return [round(summary.counts.get(name, 0) / rows, 5) for name in bins.counts]
-    return []
+    return [round(count / rows, 5) for count in counts]
 
 
 def missing_share(summary: ColumnSummary) -> float:

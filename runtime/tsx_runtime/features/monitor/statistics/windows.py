@@ -1,8 +1,8 @@
 """The windows of a version's rows: when they end, how they differ, and which columns have drifted.
 
 A window that has ended is compared with the baseline, and with the last window of the version
-before in the bins of that one. A column without a baseline has its first window with 50 values as
-the baseline.
+before in the bins of that one. A column without a baseline has its first window of 300 rows as the
+baseline.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from tsx_runtime.features.monitor.statistics.summaries import (
     summarize,
 )
 
-MIN_ROWS = 50  # of a window that ends by time, and of a first window
+MIN_ROWS = 50  # rows of a window that ends by time
+MIN_FIRST_ROWS = 300  # rows of a first window; fewer would raise false alarms
 MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
 
@@ -33,16 +34,16 @@ MAX_HISTORY = 500
 class WindowsState(BaseModel):
     """What is kept of a version's windows; summaries and drifts are by column."""
 
-    created: float = 0.0  # of the archive's baseline
+    created: float = 0.0  # the time of the archive's baseline
     baseline: dict[str, ColumnSummary] = {}
     baseline_rows: int = 0
     windows: int = 0  # complete ones
     first: float | None = None  # seconds since 1970 of the first row
-    latest: float = 0.0  # of the latest row
-    start: float = 0.0  # of the current window
+    latest: float = 0.0  # the time of the latest row
+    start: float = 0.0  # the time at which the current window began
     last: dict[str, ColumnSummary] = {}  # the last complete window
-    previous: dict[str, ColumnSummary] = {}  # that of the version before, as it was compared
-    drifts: dict[str, ColumnDrift] = {}  # by the last window, without histograms
+    previous: dict[str, ColumnSummary] = {}  # the window of the version before that was compared
+    drifts: dict[str, ColumnDrift] = {}  # results of the last window, without histograms
     drift: float | None = None  # largest index of the columns that differ significantly in it
 
 
@@ -50,9 +51,10 @@ class VersionWindows:
     """The windows of one version.
 
     A window ends with `window_samples` rows, or with the first row after its time if it has at
-    least 50. Times are those of the rows, so recordings give the windows of their own days. An
-    alarm of a column lasts from the end of the first window with a significant and large
-    difference until a window without one (`drift.py` has the promise).
+    least 50; without a baseline, the first one has at least 300. Times are those of the rows, so
+    recordings give the windows of their own days. An alarm of a column lasts from the end of the
+    first window with a significant and large difference until a window without one (`drift.py` has
+    the promise).
 
     Attributes:
         state: The results, for readers.
@@ -97,17 +99,23 @@ class VersionWindows:
         state.latest = max(state.latest, at)
         self.rows.append(facts.columns)
         count = len(self.rows)
-        if count >= self._config.window_samples or count * len(facts.columns) >= MAX_VALUES:
+        is_full = count >= max(self._config.window_samples, self._min_rows)
+        if is_full or count * len(facts.columns) >= MAX_VALUES:
             self._end()
             return True
         return has_ended
 
     def end_if_due(self, now: float) -> bool:
         """End the current window if its time is over at `now`, and tell whether it has ended."""
-        is_due = len(self.rows) >= MIN_ROWS and now - self.state.start >= self._config.window
+        is_over = now - self.state.start >= self._config.window
+        is_due = is_over and len(self.rows) >= self._min_rows
         if is_due:
             self._end()
         return is_due
+
+    @property
+    def _min_rows(self) -> int:
+        return MIN_ROWS if self.state.baseline else MIN_FIRST_ROWS
 
     def drifts(self) -> list[ColumnDrift]:
         """Return the drift of each column by the last window, with histograms and history."""
@@ -129,7 +137,7 @@ class VersionWindows:
                 result, drift = compare(state.previous[name], live), state.drifts[name]
                 drift.previous_psi = result.psi
                 drift.previous_alarm = result.is_drift(alpha / len(self.previous), config.min_drift)
-        if any(row.keys() - state.baseline.keys() for row in rows):
+        if len(rows) >= MIN_FIRST_ROWS and any(row.keys() - state.baseline.keys() for row in rows):
             for name, summary in summarize(rows).items():
                 if name not in state.baseline and summary.count >= MIN_ROWS:
                     state.baseline[name] = state.last[name] = summary
@@ -163,7 +171,7 @@ class VersionWindows:
         return ColumnHistogram(
             edges=list(bins.edges) if isinstance(bins, NumberSummary) else None,
             categories=None if isinstance(bins, NumberSummary) else list(bins.counts),
-            baseline=bin_shares(baseline, bins),
-            live=bin_shares(live, bins),
+            baseline=bin_shares(baseline, bins) or [],
+            live=bin_shares(live, bins) or [],
             previous=None if previous is None else bin_shares(previous, bins),
         )

@@ -51,7 +51,7 @@ def test_a_version_that_drifts_raises_an_alarm_and_is_compared_with_the_next_one
     server.announce("2.0", registered=2.0)
     for number in range(450):
         server.sample(f"a{number}", {"age": 20 + number % 50}, CAT)
-    for number in range(450):
+    for number in range(600):
         server.sample(f"b{number}", {"age": 20 + number % 50}, DOG, version="2.0")
     for number in range(300):
         server.sample(f"c{number}", {"age": 60 + number % 50}, CAT)
@@ -131,7 +131,7 @@ def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: s
     assert "secret" not in caught.value.message
     report = server.call("report")
     assert (report["versions"][0]["window_samples"], report["problem"]) == (
-        10,
+        60,
         caught.value.message,
     )
 
@@ -151,3 +151,15 @@ def test_answers_wait_for_a_store_that_cannot_be_used_and_are_dropped_when_they_
     assert server.feed({"request_id": "r29", "truth": "cat"})["accepted"] == 1
     report = server.call("report")
     assert (report["dropped"], report["versions"][0]["quality"]["answers"]) == ({"store": 20}, 1)
+
+
+def test_a_baseline_that_cannot_be_read_is_a_problem_of_its_version(tmp_path: Path) -> None:
+    server = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    head = {"model": "m", "version": "1.0", "config": {}, "registered": 1.0}
+    server.monitor.set_version(head, b'{"format": 99, "rows": 1, "created": 1}')
+    server.sample("r1", {"age": 1}, CAT)
+    version = server.version()
+    assert (version["baseline"], version["samples"]) == ("none", 1)
+    assert "format 99" in version["problem"]
+    states = server.monitor.take_states(time.time())
+    assert [state.problem for state in states] == [version["problem"]]

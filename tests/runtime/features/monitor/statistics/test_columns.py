@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -26,10 +26,10 @@ def as_bytes(value: Any) -> bytes:
 
 
 def sample(
-    body: Any, answer: Any = 1, kind: str = JSON, answer_kind: str = JSON, **other: Any
+    body: Any, answer: Any = 1, kind: str = JSON, answer_kind: str = JSON, **options: Any
 ) -> MonitorSample:
-    headers = {"content-type": kind} | other.pop("headers", {})
-    values = {"status": 200} | other
+    headers = {"content-type": kind} | options.pop("headers", {})
+    values = {"status": 200} | options
     return MonitorSample(
         "m",
         "1",
@@ -45,23 +45,23 @@ def sample(
 
 
 def rows_of(
-    body: Any, answer: Any = 1, fields: dict[str, FieldKind] = FIELDS, **other: Any
+    body: Any, answer: Any = 1, fields: dict[str, FieldKind] = FIELDS, **options: Any
 ) -> list[RowFacts]:
-    config = other.pop("config", MonitorConfig())
-    return Extractor(config, fields, centres=other.pop("centres", {})).rows(
-        sample(body, answer, **other)
+    config = options.pop("config", MonitorConfig())
+    return Extractor(config, fields, centres=options.pop("centres", {})).rows(
+        sample(body, answer, **options)
     )
 
 
-def inputs_of(body: Any, fields: dict[str, FieldKind] = FIELDS, **other: Any) -> dict[str, Any]:
-    (row,) = rows_of(body, fields=fields, **other)
+def inputs_of(body: Any, fields: dict[str, FieldKind] = FIELDS, **options: Any) -> dict[str, Any]:
+    (row,) = rows_of(body, fields=fields, **options)
     return {name: value for name, value in row.columns.items() if name.startswith("input.")}
 
 
-def guess(*bodies: Any, **other: Any) -> dict[str, FieldKind]:
+def guess(*bodies: Any, **options: Any) -> dict[str, FieldKind]:
     extractor = Extractor(MonitorConfig())
     for body in bodies:
-        assert all(row.columns == {} for row in extractor.rows(sample(body, **other)))
+        assert all(row.columns == {} for row in extractor.rows(sample(body, **options)))
     extractor.freeze()
     return extractor.fields
 
@@ -167,10 +167,10 @@ def test_images_in_json_and_in_forms_are_read_too() -> None:
 
 
 def test_of_a_broken_or_huge_image_only_what_is_safe_is_read() -> None:
-    huge = picture(0, size=(9000, 9000))
+    huge = picture(0, size=(5100, 5000))
     assert inputs_of(huge, {"body": "image"}, kind="image/png") == {
-        "input.body.width": 9000.0,
-        "input.body.height": 9000.0,
+        "input.body.width": 5100.0,
+        "input.body.height": 5000.0,
     }
     assert "input.body.brightness" not in inputs_of(
         picture(9)[:60], {"body": "image"}, kind="image/png"
@@ -244,12 +244,12 @@ def test_an_embedding_has_a_similarity_to_the_centre_of_the_baseline() -> None:
 )
 def test_facts_of_an_answer(answer: Any, columns: dict[str, Any]) -> None:
     (row,) = rows_of({}, answer)
-    found = {
+    facts = {
         name.removeprefix("answer."): value
         for name, value in row.columns.items()
         if name.startswith("answer.")
     }
-    assert found == columns
+    assert facts == columns
     assert row.prediction == columns.get("class", columns.get("number"))
     assert row.confidence == columns.get("confidence")
 
@@ -281,8 +281,7 @@ def test_kinds_are_guessed_from_the_first_rows() -> None:
             "n": index,
             "b": index % 2 == 0,
             "c": f"c{index % 3}",
-            "name": f"person {index}",
-            "t": "a text of several words",
+            "t": "a text of several words" if index else "short",
             "pixels": [0.5] * 65,
             "mixed": 1 if index else "x",
             "empty": None,
@@ -293,7 +292,6 @@ def test_kinds_are_guessed_from_the_first_rows() -> None:
         "n": "number",
         "b": "category",
         "c": "category",
-        "name": "text",
         "t": "text",
         "pixels": "image",
         "mixed": "ignore",
@@ -399,6 +397,7 @@ KINDS = [
 ]
 
 
+@settings(max_examples=40, deadline=None)
 @given(
     st.one_of(
         st.binary(), st.text().map(str.encode), st.just(b"[" * 5000), st.just(b'{"a":' * 5000)
@@ -416,6 +415,7 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text()
 values = st.recursive(scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 
 
+@settings(max_examples=40, deadline=None)
 @given(values, values)
 def test_any_json_is_read_without_an_error(body: Any, answer: Any) -> None:
     fields: dict[str, FieldKind] = {"a": "text", "0": "image", "body": "embedding"}
