@@ -38,7 +38,6 @@ COMMAND = (sys.executable, *run_module("tsx_runtime.features.monitor.process.mai
 STORE_VARIABLE = "TSX_MONITOR_STORE"  # Other users can read the arguments of a process.
 MAX_SAMPLE_BYTES = 4 << 20  # limit of a sample's body, and of its answer
 EXPLANATION = b"\r\nexplain: True\r\n"  # the header of a request whose answer is an explanation
-NO_STORE = "There is no place for answers. Set monitor_store, or set state_dir to a directory."
 
 logger = logging.getLogger("tsx.monitor")
 
@@ -110,7 +109,7 @@ class MonitorManager:
             command += ["--events", settings.monitor_events_url]
         self.channel = MonitorChannel(
             command,
-            os.environ | {STORE_VARIABLE: store or ""},
+            os.environ | ({} if store is None else {STORE_VARIABLE: store}),
             None if self._file is None else self._file.with_name(f"{self._file.name}.lock"),
             lambda: [frame for _, frame in self._announced.values()],
             self._on_states,
@@ -139,11 +138,8 @@ class MonitorManager:
 
         Raises:
             ModelNotFound: No model has this name.
-            Conflict: The server has no place for the answers.
         """
         self.registry.find(name)
-        if config is not None and not self._has_store:
-            raise Conflict(NO_STORE)
         saved = False if config is None else config.model_dump(mode="json")
         self.registry.state.save(name, monitor=saved)
         self._update(name)
@@ -157,7 +153,9 @@ class MonitorManager:
         """
         sampler = self.find(name)
         if not self._has_store:
-            raise Conflict(NO_STORE)
+            raise Conflict(
+                "There is no place for answers. Set monitor_store, or set state_dir to a directory."
+            )
         if sampler is None and self._file is not None and not self._file.exists():
             raise Conflict(
                 f"Model {name} is not monitored, so no answers are stored. Turn it on: tsx models"
@@ -190,9 +188,6 @@ class MonitorManager:
     def _update(self, name: str) -> None:
         """Start or stop to monitor a model after it, its configuration or its versions changed."""
         config, sampler = self._config_of(name), self.samplers.get(name)
-        if config is not None and not self._has_store:
-            logger.warning("model %s is not monitored. %s", name, NO_STORE)
-            return
         if sampler is not None and sampler.config != config:
             self._stop(name)
         if config is not None and name not in self.samplers:

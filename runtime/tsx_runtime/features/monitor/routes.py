@@ -156,6 +156,7 @@ def build_feedback_router(manager: MonitorManager, limit: int) -> APIRouter:
 async def _pass_on(
     manager: MonitorManager, operation: str, model: str, body: bytes = b"", **more: Any
 ) -> Response:
-    manager.check_store(model)
+    if operation != "report":
+        manager.check_store(model)
     status, answer = await manager.channel.call(operation, {"model": model, **more}, body)
     return Response(answer, status, media_type="application/json")

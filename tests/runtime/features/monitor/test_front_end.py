@@ -8,15 +8,19 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import psutil
 import pytest
 
 from tests.runtime.conftest import TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
-from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.monitor import channel, manager
+from tsx_archiver.monitor.config import MonitorConfig
+from tsx_runtime.core.persistence import StateStore
+from tsx_runtime.errors import BadRequest, SettingError, Unavailable
+from tsx_runtime.features.monitor import channel, feature, manager, routes
 from tsx_runtime.features.monitor.feature import MonitorFeature
+from tsx_runtime.features.monitor.settings import MonitorModelSettings
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 MONITOR = "/models/talker/monitor"
@@ -191,6 +195,24 @@ def test_calls_pass_bodies_on_unread(server: RunningServer, error_of: Any) -> No
         kind, text = error_of(server.management.put(MONITOR, json=config))
         assert kind == "BadRequestException"
         assert expected in text
+
+
+def test_monitoring_needs_its_packages(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, error_of: Any
+) -> None:
+    for module in (feature, routes):
+        monkeypatch.setattr(module, "PACKAGES", ("no_such_package",))
+    advice = "pip install 'tsx-serve[monitor]'"
+    kind, text = error_of(server.management.put(MONITOR, json={"share": 5}))
+    assert kind == "BadRequestException"
+    assert advice in text
+    with pytest.raises(BadRequest, match=r"model-config\.yaml of talker needs the extra monitor"):
+        server.register("talker2.mar", initial_workers=0)
+    models = {"talker": MonitorModelSettings(monitor=MonitorConfig())}
+    settings = server.settings.model_copy(update={"models": models})
+    registry = Mock(settings=settings, state=StateStore(None))
+    with pytest.raises(SettingError, match="needs the extra monitor"):
+        feature.MonitorFeature(registry)
 
 
 def test_feedback_needs_a_place_to_store_answers(store: Path, error_of: Any) -> None:
