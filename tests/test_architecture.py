@@ -92,7 +92,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tsx_archiver.quantities": set(),
     "tsx_archiver.storage": ARCHIVER_BASE,
     "tsx_archiver.containers": ARCHIVER_BASE | {"tsx_archiver.storage"},
-    "tsx_archiver.metadata": ARCHIVER_BASE | {"tsx_archiver.containers"},
+    "tsx_archiver.monitor": ARCHIVER_BASE,
+    "tsx_archiver.metadata": ARCHIVER_BASE | {"tsx_archiver.containers", "tsx_archiver.monitor"},
     "tsx_archiver": set(),
     "model_archiver": {"tsx_archiver"},
     "workflow_archiver": {"tsx_archiver"},
@@ -181,6 +182,7 @@ CLI_FLOORS: Mapping[str, Sequence[str]] = {
         "bench cache client config explain init jobs models predict replay serve slowest",
         "deploy mlflow_deployments optimize plan",
         "batch check",
+        "feedback monitor",
         "main",
         "__main__",
     ),
@@ -220,6 +222,7 @@ HUBS = {
 }
 # Functions of a benchmark's own processes import these.
 NUMERIC = {"numpy", "PIL"}
+STATISTICS = "tsx_runtime.features.monitor.statistics"  # for the monitor process, not the server
 # The hot path needs numpy, which takes 8 MiB of the front end; the client takes users' arrays.
 COUNT = {
     "tsx_runtime.core.telemetry.histogram",
@@ -455,7 +458,7 @@ def test_only_workers_import_torch_and_its_kin() -> None:
     ):
         allowed = (
             NUMERIC
-            if module.startswith("tsx_cli.bench.")
+            if module.startswith(("tsx_cli.bench.", STATISTICS))
             else {"numpy"}
             if module in COUNT
             else set()

@@ -285,6 +285,13 @@ class Feature:
         """
         return nullcontext()
 
+    async def before_freeze(self, seconds: float, *, ends: bool) -> None:
+        """Save for at most `seconds` what a frozen process could lose, such as recorded requests.
+
+        Only a Lambda function calls this: at the end of each invocation, before its answer is
+        returned. With `ends`, the process ends afterwards.
+        """
+
     def hand_over(self) -> None:
         """Stop what only one server may do, because another server replaces this one."""
 

@@ -6,7 +6,8 @@ request consists of a line of JSON, its body, the body of its answer, and a newl
 
     {"at": 1763723123.25, "version": "1.0", "query": "", "headers": [["content-type", "image/png"]],
     "body": 3140,
-     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16"}
+     "answer": {"status": 200, "seconds": 0.0123, "headers": [], "body": 77}, "precision": "bf16",
+     "id": "77ab6e42e1f0a9d3"}
 
 `at` is the Unix time in seconds at which the request was complete. The file has the requests in the
 order in which they were answered. A reader ignores an incomplete request at the end and keys that
@@ -46,6 +47,7 @@ class Recorded(NamedTuple):
     answer: bytes | None = None  # None if not recorded
     model: str = ""  # the model's name in the first line of the file
     precision: str | None = None  # the precision that the version's archive configures
+    request_id: str = ""  # the id that the answer carried; empty in files of old releases
 
 
 def file_head(model: str) -> bytes:
@@ -63,8 +65,9 @@ def encode(entry: Recorded) -> bytes:
         "headers": entry.headers,
         "body": len(entry.body),
     }
-    precision = {"precision": entry.precision} if entry.precision else {}
-    head = json.dumps(fields | {"answer": answer} | precision).encode()
+    optional = {"precision": entry.precision, "id": entry.request_id}
+    present = {name: value for name, value in optional.items() if value}
+    head = json.dumps(fields | {"answer": answer} | present).encode()
     return b"%b\n%b%b\n" % (head, entry.body, entry.answer or b"")
 
 
@@ -122,6 +125,35 @@ def read(path: Path) -> Iterator[Recorded]:
             current_source.close()
 
 
+def find_request(
+    directory: Path, request_id: str, at: float | None, max_files: int
+) -> Recorded | None:
+    """Return the request with an id, or None if the files that are read do not have it.
+
+    Args:
+        directory: The directory of a recording.
+        request_id: The id.
+        at: The time of the request: files that were complete before it are not read. None: the
+            newest files are read.
+        max_files: The number of files that are read.
+
+    Raises:
+        NotARecording: There is no recording, or a file is damaged.
+        OSError: A file cannot be read.
+    """
+    files = [file for file in list_files(directory) if file.stat().st_mtime >= (at or 0)]
+    for file in files[:max_files] if at is not None else files[-max_files:]:
+        with file.open("rb") as source:
+            _read_file_head(source, file)
+            offset = source.tell()
+            while (entry := _read_entry(source, file, skip=True)) is not None:
+                if entry.request_id == request_id:
+                    source.seek(offset)
+                    return _read_entry(source, file)
+                offset = source.tell()
+    return None
+
+
 def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
     try:
         head = json.loads(source.readline(MAX_HEAD_BYTES))
@@ -165,6 +197,7 @@ def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded
             float(answer.get("seconds", 0.0)),
             tuple((str(name), str(value)) for name, value in answer.get("headers", ())),
             precision=None if head.get("precision") is None else str(head["precision"]),
+            request_id=str(head.get("id", "")),
         )
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise NotARecording(

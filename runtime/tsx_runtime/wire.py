@@ -38,6 +38,7 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
 
 LOADED has {"device": "cpu" or "cuda:0", "prefetch": whether the worker prepares a batch ahead,
 "input": the handler's kind of input or null, "example": whether its description has an example,
+"signature" and "monitor_fields": these attributes of the handler or null,
 "precision": the precision in force or null, "form": the one of `forms` in use or null,
 "forms_passed_over": [reason ...]}.
 

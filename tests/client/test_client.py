@@ -454,3 +454,24 @@ def test_a_non_numeric_status_is_a_server_error() -> None:
     finally:
         server.stop(None)
     assert caught.value.status == 502
+
+
+def test_feedback_is_sent_as_json_with_scalars_of_numpy() -> None:
+    bodies: list[Any] = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        assert (request.method, request.url.path) == ("POST", "/feedback/a model")
+        bodies.append(json.loads(request.content))
+        return httpx.Response(200, json={"accepted": 1, "duplicates": 0, "errors": []})
+
+    transport = httpx.MockTransport(answer)
+    item = {"key": "order-17", "truth": np.float32(1.5)}
+    with Client(transport=transport) as client:
+        assert client.feedback("a model", item)["accepted"] == 1
+
+    async def main() -> Any:
+        async with AsyncClient(transport=transport) as client:
+            return await client.models["a model"].feedback([{"key": "b", "truth": np.int64(3)}])
+
+    assert asyncio.run(main())["errors"] == []
+    assert bodies == [{"key": "order-17", "truth": 1.5}, [{"key": "b", "truth": 3}]]

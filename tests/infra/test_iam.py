@@ -105,6 +105,10 @@ def test_a_new_role_has_only_the_rights_of_its_deployment() -> None:
     queue = {"arn": "arn:aws:sqs:eu-west-1:1:q", "results": "s3://answers/x"}
     assert sids() == {"Logs"}
     assert sids(queue=queue, subnets=["s"]) == {"Logs", "Queue", "Results", "Network"}
+    recording = execution_policy(
+        a_spec("lambda", env={"TSX_RECORD_URL": "s3://b/recordings/"}), "1", "eu-west-1"
+    )
+    assert "arn:aws:s3:::b/recordings/*" in json.dumps(recording)
     assert "arn:aws-cn:logs" in json.dumps(execution_policy(a_spec("lambda"), "1", "cn-north-1"))
 
 

@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import subprocess
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -30,6 +31,8 @@ from tsx_runtime.features.cache.feature import CacheFeature
 from tsx_runtime.features.jobs.job_stats import JobStats
 from tsx_runtime.features.jobs.metrics import JobReading, add_jobs
 from tsx_runtime.features.jobs.storage.store import JobRecord
+from tsx_runtime.features.monitor.messages import VersionState
+from tsx_runtime.features.monitor.metrics import add_process, add_state
 from tsx_runtime.features.slo.attainment import Attainment
 from tsx_runtime.features.slo.control import SloControl
 from tsx_runtime.features.slo.dispatcher import SloDispatcher
@@ -98,6 +101,10 @@ def test_each_kind_of_alert_has_a_test() -> None:
         "TsxCrashLoop",
         "TsxNoWorkerReady",
         "TsxSloBudgetBurnsFast",
+        "TsxModelDrifts",
+        "TsxAccuracyFell",
+        "TsxMonitoringDropsSamples",
+        "TsxMonitorDown",
     } <= tested
     assert tested <= {rule.get("alert") for rule in rules()}
 
@@ -184,6 +191,10 @@ def rendered() -> dict[str, set[str]]:
     families, labels_by_name = Families(), dict[str, set[str]]()
     list(fill(families, reading))
     list(fill_handler_metrics(families, reading))
+    model_labels = {"model_name": "m", "model_version": "1", "hostname": "host"}
+    state = VersionState("m", "1", 1, 1, 0.1, ["input.age"], {"input.age": 0.1}, 1, 0.9, 0.1, None)
+    add_state(families, state, model_labels)
+    add_process(families, Mock(samplers={"m": Mock(dropped=Counter())}), "host")
     add_jobs(families, JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}), "host")
     for family in families.collect():
         for sample in family.samples:
@@ -233,7 +244,7 @@ def test_bucket_limits_in_expressions_exist_in_the_histogram() -> None:
 def names(expression: str) -> set[str]:
     """Return the metrics in a PromQL expression."""
     text = re.sub(r'"[^"]*"', "", expression)
-    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]", " ", text)
+    text = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\boffset\s+\w+", " ", text)
     text = re.sub(r"\b(by|without|on|ignoring|group_left|group_right)\s*(\([^)]*\))?", " ", text)
     tokens = re.findall(r"[A-Za-z_:][\w:]*(?!\w)(?!\s*\()", text)
     return {name for name in tokens if name not in ("and", "or", "unless", "bool", "le")}

@@ -23,6 +23,7 @@ ENTRIES = st.lists(
         st.integers(0, 1000).map(float),
     )
     .map(lambda values: Recorded(*values, model="m"))
+    .flatmap(lambda entry: TEXT.map(lambda text: entry._replace(request_id=text)))
     .flatmap(
         lambda entry: st.one_of(
             st.just(entry),
@@ -61,6 +62,12 @@ def test_the_files_of_a_directory_form_one_recording(tmp_path: Path) -> None:
     (tmp_path / "m" / "a.tsxrec").write_bytes(file_head("m") + encode(third) + encode(first))
     (tmp_path / "m" / "b.tsxrec").write_bytes(file_head("m") + encode(second))
     assert [entry.body for entry in read(tmp_path)] == [b"1", b"2", b"3"]
+
+
+def test_a_recording_of_an_old_release_has_no_request_ids(tmp_path: Path) -> None:
+    head = b'{"at": 1.5, "version": "1.0", "body": 1, "answer": {"status": 200, "seconds": 0.1}}\n'
+    (tmp_path / "a.tsxrec").write_bytes(file_head("m") + head + b"x\n")
+    assert list(read(tmp_path)) == [Recorded(1.5, "1.0", "", (), b"x", 200, 0.1, model="m")]
 
 
 @pytest.mark.parametrize(

@@ -28,12 +28,9 @@ Positive = Annotated[StrictInt, Field(ge=1, lt=1 << 31)]
 
 
 def keys_of(kind: Any) -> dict[str, str]:
-    """Return the field for each key of a file that a dataclass declares."""
-    return {
-        field.alias or name: name
-        for name, field in kind.__pydantic_fields__.items()
-        if not field.exclude
-    }
+    """Return the field for each key of a file that a dataclass or a model declares."""
+    fields = getattr(kind, "model_fields", None) or kind.__pydantic_fields__
+    return {field.alias or name: name for name, field in fields.items() if not field.exclude}
 
 
 def read_keys(
@@ -48,7 +45,7 @@ def read_keys(
     """Parse a mapping.
 
     Args:
-        kind: The dataclass.
+        kind: The dataclass or model.
         data: The mapping.
         section: The name of the mapping in the file, for problems.
         ignored: Known keys that this dataclass does not read.

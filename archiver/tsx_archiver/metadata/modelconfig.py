@@ -34,6 +34,8 @@ from tsx_archiver.metadata.keys import KEBAB_KEYS, Count, Positive, read_keys
 from tsx_archiver.metadata.model_limits import LIMITS, ModelLimits
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.metadata.slo import checked_target
+from tsx_archiver.monitor.config import MonitorConfig
+from tsx_archiver.monitor.recording import RecordingKeys
 from tsx_archiver.names import normal, path_fault
 from tsx_archiver.quantities import for_text, parse_bytes, parse_seconds
 
@@ -170,7 +172,9 @@ class ModelConfig(ModelLimits["int | None"]):
     scale_to_zero: Annotated[Number, Seconds, Field(ge=0)] | None = None
     batch_buckets: Annotated[tuple[Positive, ...], Field(min_length=1)] | None = None
     cache: CacheConfig | None = None
+    record: RecordingKeys | None = None  # the recording that starts with the model
     mcp: StrictBool | None = None  # whether the model is a tool of agents
+    monitor: MonitorConfig | None = None
     overlap_preprocessing: StrictBool | Literal["auto"] | None = None
     retry_failed_batch: StrictBool | None = None
     # Whether several requests to a SageMaker program may share one call.
@@ -238,8 +242,15 @@ def parse_model_config(data: Any) -> tuple[ModelConfig, list[str]]:
     sections: dict[str, Any] = {
         "torchrun": TorchRun,
         "cache": CacheConfig,
+        "record": RecordingKeys,
         "huggingface": HuggingFaceConfig,
+        "monitor": MonitorConfig,
     }
+    for name in ("monitor", "record"):
+        if isinstance(values.get(name), bool):
+            values[name] = {} if values[name] else None
+        elif isinstance(values.get(name), dict):
+            values[name] = {to_camel(str(key)): value for key, value in values[name].items()}
     for name, kind in sections.items():
         if values.get(name) is not None:
             section, faults = read_keys(kind, values[name], name, closed=kind is not TorchRun)

@@ -5,10 +5,11 @@ It is a JSON file in the archive. `tsx monitor baseline` writes it.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.monitor.config import FieldKind
@@ -26,14 +27,23 @@ class NumberSummary(BaseModel):
 
     kind: Literal["number"] = "number"
     count: int = Field(ge=0, description="number of values, without missing ones")
-    missing: int = Field(0, ge=0, description="number of rows without a value")
+    missing: int = Field(default=0, ge=0, description="number of rows without a value")
     edges: tuple[float, ...] = Field(
-        (), description="increasing inner edges of the bins: quantiles of the baseline's values"
+        default=(),
+        description="increasing inner edges of the bins: quantiles of the baseline's values",
     )
-    counts: tuple[int, ...] = Field(
-        (), description="values in each bin; bin i has edges[i-1] < value <= edges[i]"
+    counts: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+        default=(0,), description="values in each bin; bin i has edges[i-1] < value <= edges[i]"
     )
     mean: float = 0.0
+
+    @model_validator(mode="after")
+    def _check_bins(self) -> NumberSummary:
+        if len(self.counts) != len(self.edges) + 1:
+            raise ValueError("a number has one more bin than edges")
+        if any(not low < high for low, high in pairwise(self.edges)):
+            raise ValueError("the edges of a number's bins do not increase")
+        return self
 
 
 class CategorySummary(BaseModel):
@@ -43,8 +53,10 @@ class CategorySummary(BaseModel):
 
     kind: Literal["category"] = "category"
     count: int = Field(ge=0)
-    missing: int = Field(0, ge=0)
-    counts: dict[str, int] = Field({}, description="rows by category; rare ones are `(others)`")
+    missing: int = Field(default=0, ge=0)
+    counts: dict[str, Annotated[int, Field(ge=0)]] = Field(
+        default={}, description="rows by category; rare ones are `(others)`"
+    )
 
 
 ColumnSummary = NumberSummary | CategorySummary

@@ -78,5 +78,5 @@ class MonitorConfig(BaseModel):
         description="smallest population stability index of a field that raises an alarm",
     )
     alarm_rate: float = Field(
-        0.05, gt=0, lt=1, description="probability of a false alarm of this model in 30 days"
+        0.05, gt=0, lt=1, description="probability of a false alarm of a version in 30 days"
     )

@@ -149,7 +149,7 @@ class LocalEngine:
         # In other modes, a worker accepts rows while it computes others.
         self.is_batching = version.plan.strategy.mode == "batch"
         self.batch_size: int | None = None  # None until it is known
-        self._portal, self._version = portal, version
+        self._portal, self.version = portal, version
         if not self.is_batching:
             self.batch_size = QUICK_FLIGHT_ROWS
         elif batch_size is not None:
@@ -221,12 +221,12 @@ class LocalEngine:
             best, size = rate, size * 2
 
     def _is_memory_full(self) -> bool:
-        has_run_out = any(key[0] == OOM_METRIC for key in list(self._version.stats.handler_metrics))
+        has_run_out = any(key[0] == OOM_METRIC for key in list(self.version.stats.handler_metrics))
         return has_run_out or psutil.virtual_memory().percent > MAX_MEMORY_PERCENT
 
     def _set_batch_size(self, batch_size: int) -> None:
         self.batch_size = batch_size
-        self._portal.call(self._version.change, {"batch_size": batch_size})
+        self._portal.call(self.version.change, {"batch_size": batch_size})
 
     def _submit(self, rows: Sequence[Row]) -> RowFlight:
         return RowFlight(
@@ -241,7 +241,7 @@ class LocalEngine:
         Raises:
             Unavailable: The model has no workers left.
         """
-        now, max_bytes, jobs = time.monotonic(), self._version.max_response_size, list[WaitingJob]()
+        now, max_bytes, jobs = time.monotonic(), self.version.max_response_size, list[WaitingJob]()
         for row in rows:
             if row.error is None:
                 jobs.append(
@@ -249,7 +249,7 @@ class LocalEngine:
                         b"%d\r\n\r\n%b" % (row.index, _headers(row.content_type)), row.body, now
                     )
                 )
-                self._version.submit(jobs[-1])
+                self.version.submit(jobs[-1])
         answers = iter(
             await asyncio.gather(*(job.read_all(max_bytes) for job in jobs), return_exceptions=True)
         )

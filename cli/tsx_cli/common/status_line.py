@@ -30,3 +30,8 @@ class StatusLine:
             with suppress(OSError):  # The terminal may be gone.
                 self._status.stop()
             self._status = None
+
+    def update(self, text: str) -> None:
+        """Change the text of the line."""
+        if self._status is not None:
+            self._status.update(text)

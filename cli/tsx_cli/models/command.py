@@ -17,7 +17,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
-from tsx_cli.models import record, rollout, shadow, traffic
+from tsx_cli.models import monitor, record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -295,6 +295,7 @@ for _command in (
     traffic.label,
     traffic.rollback,
     record.record,
+    monitor.monitor,
     rollout.rollout,
     shadow.shadow,
 ):

@@ -46,6 +46,7 @@ RESERVED_PATHS = {
     "mcp",
     "ui",
     "jobs",
+    "feedback",
 }
 RESERVED_PATHS |= {"ping", "livez", "readyz", "api-description", "openapi.json", "docs"}
 # The segment in place of the version that marks a stored response; no model is run.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import json
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, TypeVar
@@ -45,6 +46,13 @@ def _parse_fraction(value: object) -> object:
         fractions = {"true": 1.0, "full": 1.0, "false": 0.0, "off": 0.0}
         return fractions[text] if text in fractions else parse_share(text)
     return float(value) if isinstance(value, bool | int) else value
+
+
+def table_or_flag(value: Any) -> Any:
+    """Parse a table that may be JSON; true is the table without keys."""
+    if isinstance(value, str):
+        value = json.loads(value)
+    return {} if value is True else value
 
 
 Size = Annotated[

@@ -175,6 +175,7 @@ def describe_model(model: ServedModel, order: LoadOrder) -> dict[str, Any]:
         "input": find_input_kind(handler),
         "example": has_example(handler),
         "signature": getattr(handler, "signature", None),
+        "monitor_fields": getattr(handler, "monitor_fields", None),
         "precision": text_attribute(handler, "precision"),
         "form": text_attribute(handler, "form"),
         "forms_passed_over": list(getattr(handler, "forms_passed_over", ())),

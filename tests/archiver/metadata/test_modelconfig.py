@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 from tsx_archiver import InvalidConfig, ModelConfig, WarmUp, load_model_config, parse_model_config
 from tsx_archiver.metadata.modelconfig import CacheConfig, TorchRun
 from tsx_archiver.metadata.safeyaml import MAX_BYTES, load_yaml
+from tsx_archiver.monitor.config import MonitorConfig
+from tsx_archiver.monitor.recording import RecordingKeys
 
 EVERY_KEY = """
 minWorkers: 1
@@ -43,6 +45,7 @@ useVenv: false
 maxBatchBytes: 1000
 maxQueueBytes: 8589934592
 overloadStatus: 429
+record: {share: 1%, maxSize: 1MiB, maxAge: 1d, answers: true}
 batchPolicy: wait
 slo: p99<50ms
 scaleToZero: 10m
@@ -52,6 +55,7 @@ splitRows: 32
 batchBuckets: [1, 2, 4]
 cache: {size: 1MiB, ttl: 10m, key: X-User}
 mcp: true
+monitor: {share: 5%, groups: sex, window_samples: 200}
 overlapPreprocessing: auto
 retryFailedBatch: false
 independentRows: true
@@ -83,6 +87,8 @@ def test_every_documented_key_is_read_without_a_problem() -> None:
     assert config.scale_to_zero == 600.0
     assert config.torchrun == TorchRun(1, 2, "c10d", "x:1", "a", 5, 0, 1)
     assert config.cache == CacheConfig(1 << 20, 600.0, ("x-user",))
+    assert config.monitor == MonitorConfig(share=5, groups=("sex",), window_samples=200)
+    assert config.record == RecordingKeys(share=1.0, max_size=1 << 20, answers=True)
     assert config.raw["handler"] == {"profile": True}
     assert dataclasses.replace(config) == config
     assert dataclasses.replace(ModelConfig(), use_venv=True) == ModelConfig(use_venv=True)
@@ -126,6 +132,14 @@ def test_every_documented_key_is_read_without_a_problem() -> None:
         ("cache: {ttl: 0}", "cache", "cache.ttl: 0 is invalid"),
         ("cache: {size: true}", "cache", "cache.size: True is invalid"),
         ("cache: {key: [x user]}", "cache", "cache.key: 'x user' is invalid"),
+        ("monitor: 5%", "monitor", "mapping of keys"),
+        ("monitor: {shar: 5%}", "monitor", "monitor.shar is not a known key; did you mean"),
+        ("monitor: {share: 0}", "monitor", "monitor.share: 0 is invalid"),
+        ("monitor: {fields: {age: integer}}", "monitor", "monitor.fields: 'integer' is invalid"),
+        ("record: 1%", "record", "mapping of keys"),
+        ("record: {share: 200%}", "record", "record.share"),
+        ("record: {maxSize: 2GB}", "record", "at most 1GB; only the server's own setting"),
+        ("record: {size: 1MB}", "record", "record.size is not a known key"),
     ],
 )
 def test_an_invalid_value_is_reported_and_ignored(line: str, field: str, message: str) -> None:
@@ -133,6 +147,14 @@ def test_an_invalid_value_is_reported_and_ignored(line: str, field: str, message
     assert getattr(config, field) is None
     assert len(problems) == 1
     assert re.search(message, problems[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("monitor: true", MonitorConfig()), ("monitor: false", None)]
+)
+def test_monitoring_needs_no_terms(line: str, expected: MonitorConfig | None) -> None:
+    config, problems = parse_model_config(yaml.safe_load(line))
+    assert (config.monitor, problems) == (expected, [])
 
 
 def test_an_unknown_warm_up_key_is_reported_with_the_nearest_known_one() -> None:

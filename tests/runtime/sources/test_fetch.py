@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.sources.conftest import CONTENT, Site, send
+from tests.support.platforms.s3_server import BUCKET, s3_server
 from tsx_runtime.errors import BadRequest, Conflict, DownloadFailed, ModelFileExists, ModelNotFound
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.sources import Fetcher, Trust
@@ -209,27 +210,9 @@ def test_a_link_in_the_store_does_not_lead_out_of_it(
 @pytest.fixture(scope="module")
 def s3() -> Iterator[str]:
     """Run a server of the S3 protocol with one bucket and return its endpoint."""
-    import boto3
-    from moto.server import ThreadedMotoServer
-
-    with pytest.MonkeyPatch.context() as patch:
-        for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
-            patch.delenv(name)
-        for name, value in (
-            ("ACCESS_KEY_ID", "a"),
-            ("SECRET_ACCESS_KEY", "b"),
-            ("DEFAULT_REGION", "us-east-1"),
-        ):
-            patch.setenv(f"AWS_{name}", value)
-        server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-        server.start()
-        host, port = server.get_host_and_port()
-        endpoint = f"http://{host}:{port}"
-        client = boto3.client("s3", endpoint_url=endpoint)
-        client.create_bucket(Bucket="bucket")
-        client.put_object(Bucket="bucket", Key="models/m.mar", Body=CONTENT)
-        yield endpoint
-        server.stop()
+    with s3_server() as client:
+        client.put_object(Bucket=BUCKET, Key="models/m.mar", Body=CONTENT)
+        yield client.meta.endpoint_url
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, select_autoescape
 
+from tsx_cli import common
 from tsx_cli.bench.report.charts import Chart
 from tsx_cli.common.output import csv_cell, one_line, print_table
 from tsx_cli.common.run_directory import write_files
@@ -66,14 +67,7 @@ def write(
     Raises:
         OSError: A file cannot be written.
     """
-    loader = FileSystemLoader(Path(__file__).parent)
-    templates = Environment(
-        loader=loader,
-        autoescape=select_autoescape(["html"]),
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    templates = report_templates(Path(__file__).parent)
     templates.filters["plain"] = plain
     context = {**vars(report), "incomplete": INCOMPLETE, "note": NOTE}
     page, markdown = (
@@ -85,6 +79,17 @@ def write(
         "results.csv": csv_text(rows),
     }
     return write_files(texts | {"results.json": json}, directory)
+
+
+def report_templates(directory: Path) -> Environment:
+    """Return the templates of a directory, which may include the style of all reports."""
+    return Environment(
+        loader=FileSystemLoader([directory, Path(common.__path__[0])]),
+        autoescape=select_autoescape(["html"]),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
 
 
 def plain(text: str) -> str:

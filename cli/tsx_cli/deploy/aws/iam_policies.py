@@ -17,6 +17,7 @@ from tsx_cli.deploy.spec import DeploySpec
 Document = dict[str, Any]
 Statement = tuple[str, str, list[str]]  # name, actions, resources
 SERVICES = {"sagemaker": "sagemaker.amazonaws.com", "lambda": "lambda.amazonaws.com"}
+RECORD_URL = "TSX_RECORD_URL"  # the setting of a server that uploads recordings
 POLICY = "tsx"  # the name of the only policy of a created role
 PARTITIONS = {"cn-": "aws-cn", "us-gov-": "aws-us-gov"}  # region prefix -> partition
 ALL = ["*"]
@@ -99,7 +100,7 @@ def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
         yield "LookAtAlarms", "cloudwatch:DescribeAlarms", ALL
     outputs = [] if asynchronous is None else [asynchronous.output, asynchronous.failures]
     outputs += [] if settings.data_capture is None else [settings.data_capture.to]
-    yield from _results(*outputs)
+    yield from _results(*outputs, spec.env.get(RECORD_URL))
     if asynchronous is not None:
         if topics := [
             topic for topic in (asynchronous.success_topic, asynchronous.error_topic) if topic
@@ -114,12 +115,12 @@ def _endpoint(spec: DeploySpec, scope: str, bucket: str) -> Iterator[Statement]:
 def _function(spec: DeploySpec, scope: str) -> Iterator[Statement]:
     queue = spec.lambda_.queue
     yield _logs(scope, f"/aws/lambda/{spec.name}")
+    results = "" if queue is None else queue.results or ""
+    locations = (results if results.startswith("s3://") else None, spec.env.get(RECORD_URL))
+    yield from _results(*locations)
     if queue is not None:
         yield "Queue", QUEUE_ACTIONS, [queue.arn]
-        results = queue.results or ""
-        if results.startswith("s3://"):
-            yield from _results(results)
-        elif results.startswith("https://"):  # https://sqs.REGION.amazonaws.com/ACCOUNT/NAME
+        if results.startswith("https://"):  # https://sqs.REGION.amazonaws.com/ACCOUNT/NAME
             host, owner, name = results.removeprefix("https://").split("/", 2)
             yield "Answers", "sqs:SendMessage", [f"arn:aws:sqs:{host.split('.')[1]}:{owner}:{name}"]
     if spec.lambda_.subnets:

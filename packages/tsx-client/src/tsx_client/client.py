@@ -11,7 +11,15 @@ import os
 import secrets
 import ssl
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar
 from urllib.parse import quote
@@ -27,6 +35,7 @@ from tsx_client.streams import Piece, Pieces
 Text: TypeAlias = "str | None"
 Seconds: TypeAlias = "float | None"
 Headers: TypeAlias = "Mapping[str, str] | None"
+FeedbackItems: TypeAlias = "Mapping[str, Any] | Sequence[Mapping[str, Any]]"
 ClientT = TypeVar("ClientT", bound="Core")
 ResultT = TypeVar("ResultT")
 
@@ -50,6 +59,10 @@ class Model(Generic[ClientT]):
     def stream(self, *payload: Any, **inputs: Any) -> Any:
         """Call `Client.stream` for this model."""
         return self.client.stream(self.name, *payload, **inputs)
+
+    def feedback(self, items: FeedbackItems) -> Any:
+        """Call `Client.feedback` for this model."""
+        return self.client.feedback(self.name, items)
 
 
 class Models(Generic[ClientT]):
@@ -76,6 +89,7 @@ class Core:
     _sleep: Callable[[float], Awaitable[None]]
     predict: Callable[..., Any]
     stream: Callable[..., Any]
+    feedback: Callable[..., Any]
 
     def __init__(
         self,
@@ -151,11 +165,19 @@ class Core:
 
     async def _metadata(self, model: str, version: str | None) -> dict[str, Any]:
         path = _path("/v2/models", model, "/versions", version)
-        return await self._get(path, Deadline(self.timeout), dict.copy)
+        return await self._json("GET", path, Deadline(self.timeout), dict.copy)
+
+    async def _feedback(self, model: str, items: FeedbackItems) -> dict[str, Any]:
+        # `json.dumps` knows no scalars of numpy; their `item` returns a Python value.
+        content = json.dumps(items, default=lambda value: value.item()).encode()
+        path = _path("/feedback", model, "", None)
+        return await self._json("POST", path, Deadline(self.timeout), dict.copy, content)
 
     async def _model_names(self) -> list[str]:
         deadline = Deadline(self.timeout)
-        names = await self._get("/v1/models", deadline, lambda body: list.copy(body["models"]))
+        names = await self._json(
+            "GET", "/v1/models", deadline, lambda body: list.copy(body["models"])
+        )
         return list(map(str, names))
 
     async def _call(
@@ -172,7 +194,9 @@ class Core:
         if inputs or hasattr(payload, "__array__"):
             path = _path("/v2/models", model, "/versions", version)
             if (model, version) not in self._signatures:
-                self._signatures[model, version] = await self._get(path, deadline, Signature.of)
+                self._signatures[model, version] = await self._json(
+                    "GET", path, deadline, Signature.of
+                )
             signature = self._signatures[model, version]
         content = encode(signature, payload, inputs)
         return (
@@ -182,15 +206,26 @@ class Core:
             deadline,
         )
 
-    async def _get(self, path: str, deadline: Deadline, read: Callable[[Any], ResultT]) -> ResultT:
-        """Get JSON from the server, converted by `read`.
+    async def _json(
+        self,
+        method: str,
+        path: str,
+        deadline: Deadline,
+        read: Callable[[Any], ResultT],
+        content: bytes | None = None,
+    ) -> ResultT:
+        """Return the JSON of the server's response, converted by `read`.
 
         Raises:
             InvalidAnswer: The response has another form.
         """
-        response = await self._exchange(lambda: self._http.build_request("GET", path), deadline)
+        headers = {} if content is None else {"content-type": "application/json"}
+        response = await self._exchange(
+            lambda: self._http.build_request(method, path, content=content, headers=headers),
+            deadline,
+        )
         body = b"".join([chunk async for chunk in _chunks(response, deadline)])
-        with reading(f"The answer to GET {path}"):
+        with reading(f"The answer to {method} {path}"):
             return read(json.loads(body))
 
     async def _exchange(
@@ -308,6 +343,22 @@ class Client(Core):
         finally:
             _run_blocking(pieces.aclose())
 
+    def feedback(self, model: str, items: FeedbackItems) -> dict[str, Any]:
+        """Report the truth of earlier answers to a server that monitors the model.
+
+        The same item may be sent again: it is counted once.
+
+        Args:
+            model: The name of the model.
+            items: One item or a list of at most 10,000: a `request_id` or a `key`, and the `truth`
+                or a `contest`; docs/guides/monitoring.md lists all members.
+
+        Returns:
+            The numbers `accepted` and `duplicates`, and `errors`: a list with the `index`, `code`
+            and `message` of each item that was not stored.
+        """
+        return _run_blocking(self._feedback(model, items))
+
     def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Return a model's versions, inputs and outputs (Open Inference Protocol)."""
         return _run_blocking(self._metadata(model, version))
@@ -363,6 +414,10 @@ class AsyncClient(Core):
     ) -> AsyncIterator[Piece]:
         """Send one request and yield the pieces of the response, like `Client.stream`."""
         return self._stream(model, payload, version, timeout, headers, inputs)
+
+    async def feedback(self, model: str, items: FeedbackItems) -> dict[str, Any]:
+        """Report the truth of earlier answers, like `Client.feedback`."""
+        return await self._feedback(model, items)
 
     async def metadata(self, model: str, *, version: str | None = None) -> dict[str, Any]:
         """Return a model's versions, inputs and outputs (Open Inference Protocol)."""

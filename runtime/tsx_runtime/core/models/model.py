@@ -22,7 +22,7 @@ from tsx_runtime.core.scheduling.strategies import EntryPoint, entry_point, make
 from tsx_runtime.core.telemetry.version_stats import Stats
 from tsx_runtime.core.workers.launch import Launch, ModelEnvironment, Sandbox
 from tsx_runtime.core.workers.lifecycle import SupervisionConfig
-from tsx_runtime.core.workers.signature import ModelSignature
+from tsx_runtime.core.workers.signature import InputKinds, ModelSignature
 from tsx_runtime.core.workers.supervisor import Supervisor
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import BadRequest
@@ -244,6 +244,11 @@ class ModelVersion:
     def signature(self) -> ModelSignature | None:
         """The types of requests and responses; None before a worker has reported them."""
         return self._supervision.signature
+
+    @property
+    def monitor_fields(self) -> InputKinds:
+        """The kinds of inputs by their paths, as the handler reports them for monitoring."""
+        return self._supervision.monitor_fields
 
     @property
     def forms(self) -> Counter[str]:

@@ -28,7 +28,11 @@ class Observer(Protocol):
     """An observer of some of a splitter's requests and their responses."""
 
     def should_observe(self, draw: float) -> bool:
-        """Tell whether to observe a request; `draw` is random in [0, 1) for each observer."""
+        """Tell whether to observe a request; `draw` is random in [0, 1).
+
+        All observers of a request get the same number. The requests of a smaller share are
+        therefore a part of those of a larger one.
+        """
 
     def wrap_job(self, job: Job, version: ModelVersion) -> Job:
         """Return the job to submit in place of `job`, such as an `ObservedJob`."""
@@ -106,9 +110,9 @@ class Splitter:
             job.routed.leave(job.watched or job)
 
     def _wrap_for_observers(self, job: Job, version: ModelVersion) -> None:
-        wrapped_job = job
+        wrapped_job, number = job, self._draw()
         for observer in self.observers:
-            if observer.should_observe(self._draw()):
+            if observer.should_observe(number):
                 wrapped_job = observer.wrap_job(wrapped_job, version)
         if wrapped_job is not job:
             job.watched = wrapped_job

@@ -14,7 +14,12 @@ from tsx_runtime import wire
 from tsx_runtime.core.scheduling.channel import Channel, Owner, SentBatch
 from tsx_runtime.core.workers.forked import Process, Starter
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.signature import ModelSignature, read_signature
+from tsx_runtime.core.workers.signature import (
+    InputKinds,
+    ModelSignature,
+    read_monitor_fields,
+    read_signature,
+)
 from tsx_runtime.errors import OutOfResources, TsxError, WorkerDied
 
 EXIT_GRACE_S = 5.0  # limit for a worker to end after its socket was closed
@@ -46,6 +51,7 @@ class WorkerInstance:
         self.input: str | None = None
         self.example = False  # whether the handler's description has an example of a request
         self.signature: ModelSignature | None = None
+        self.monitor_fields: InputKinds = {}  # reported by the handler, for monitoring
         self.form: str | None = None  # the form in use, one of the configured `forms`
         # Reasons why the forms before `form` are not used.
         self.forms_passed_over: tuple[str, ...] = ()
@@ -100,6 +106,7 @@ class WorkerInstance:
         self.model_seconds = self.load_seconds - start_age
         self.input, self.example = facts.get("input"), facts.get("example") is True
         self.signature = read_signature(facts.get("signature"))
+        self.monitor_fields = read_monitor_fields(facts.get("monitor_fields"))
         self.form, self.forms_passed_over = (
             facts.get("form"),
             tuple(map(str, facts.get("forms_passed_over", ()))),

@@ -36,7 +36,7 @@ from tsx_runtime.core.workers.instance import (
     was_out_of_memory,
 )
 from tsx_runtime.core.workers.launch import Launch
-from tsx_runtime.core.workers.signature import ModelSignature
+from tsx_runtime.core.workers.signature import InputKinds, ModelSignature
 from tsx_runtime.core.workers.worker import Worker, WorkerState
 from tsx_runtime.errors import LoadFailed, LoadOutOfMemory
 
@@ -86,6 +86,7 @@ class SupervisionConfig:
     logged_form: tuple[str, ...] = ()
     load_seconds: float | None = None  # duration of the last load
     signature: ModelSignature | None = None  # reported by the last load
+    monitor_fields: InputKinds = field(default_factory=dict)  # reported with it
     # Whether a worker is being replaced. Only one is at a time, to limit the additional memory.
     is_replacing: bool = False
     timeouts_changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -184,6 +185,7 @@ class WorkerLifecycle:
                     instance.kill(NOT_NEEDED)
                 await instance.load(self._config.order(self._worker), self._config.startup_timeout)
                 self._config.signature = instance.signature
+                self._config.monitor_fields = instance.monitor_fields
         except (LoadFailed, EOFError, OSError, TimeoutError, asyncio.TimeoutError) as error:
             if instance is None:
                 # The model is not the cause, and the next attempt may succeed.

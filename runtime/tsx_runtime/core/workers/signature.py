@@ -1,17 +1,22 @@
 """The signature of a model: the types of its requests and responses, as its handler reports them.
 
-A handler reports it as the dict `signature`, an attribute of its object.
+A handler reports it as the dict `signature`, an attribute of its object. The dict `monitor_fields`
+names the kinds of inputs for monitoring.
 """
 
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from pydantic.alias_generators import to_camel
 
+from tsx_archiver.monitor.config import FieldKind, FieldPath
+
 logger = logging.getLogger("tsx.registry")
+InputKinds: TypeAlias = dict[FieldPath, FieldKind]
+_MONITOR_FIELDS: TypeAdapter[InputKinds] = TypeAdapter(InputKinds)
 
 
 class ModelSignature(BaseModel):
@@ -39,3 +44,14 @@ def read_signature(facts: Any) -> ModelSignature | None:
     except ValidationError as error:
         logger.warning("the handler's signature is ignored: %s", error.errors(include_url=False)[0])
         return None
+
+
+def read_monitor_fields(facts: Any) -> InputKinds:
+    """Read the kinds of inputs that a worker reports; invalid ones are logged and ignored."""
+    try:
+        return _MONITOR_FIELDS.validate_python({} if facts is None else facts)
+    except ValidationError as error:
+        logger.warning(
+            "the handler's monitor_fields are ignored: %s", error.errors(include_url=False)[0]
+        )
+        return {}

@@ -6,7 +6,7 @@ stdout. The kinds of messages to the process (`kind` of the head):
 
 | kind | head | body |
 |---|---|---|
-| `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970) | the file of its baseline, or empty |
+| `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now), `recordings` (the directory of its recordings, or null) | the file of its baseline, or empty |
 | `end` | `model`, and `version` or null for all | |
 | `sample` | `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies | the request's and the answer's body |
 | `call` | `id`, `operation`, `arguments` | the body of the request |
@@ -16,12 +16,13 @@ again. The kinds of messages from the process:
 
 | kind | head | body |
 |---|---|---|
-| `ready` | | |
+| `ready` | `problem`: why the store cannot be used, or null | |
 | `result` | `id`, `status` | the JSON of the response |
 | `state` | `states`: a list of `VersionState` | |
 
-The operations of `call` are `feedback`, `report`, `contests`, `answer_contest`, `quality`; see
-`process/operations.py`.
+The operations of `call` are `feedback`, `report`, `contests`, `answer_contest`, `quality`, `worst`
+and `request`; see `process/operations.py`. The body of a `result` whose status is not 200 is an
+error's JSON (`tsx_runtime.errors.error_body`).
 """
 
 from __future__ import annotations

@@ -23,13 +23,13 @@ class ColumnHistogram(BaseModel):
     """The distribution of a column in the baseline and in the last windows."""
 
     edges: list[float] | None = Field(
-        None, description="inner edges of the bins of a number; null for categories"
+        default=None, description="inner edges of the bins of a number; null for categories"
     )
     categories: list[str] | None = None
     baseline: list[float] = Field(description="share of the baseline's rows in each bin")
     live: list[float] = Field(description="share of the last window's rows in each bin")
     previous: list[float] | None = Field(
-        None, description="share of the rows of the version before, if it is monitored"
+        default=None, description="share of the rows of the version before, if it is monitored"
     )
 
 
@@ -51,14 +51,18 @@ class ColumnDrift(BaseModel):
     test: Literal["ks", "chi2"] | None = None
     statistic: float | None = None
     p_value: float | None = None
-    alarm: bool = Field(False, description="whether the column has drifted, by the last window")
-    alarm_since: float | None = Field(None, description="seconds since 1970")
-    missing: float = Field(0.0, description="share of the rows without a value")
+    alarm: bool = Field(
+        default=False, description="whether the column has drifted, by the last window"
+    )
+    alarm_since: float | None = Field(default=None, description="seconds since 1970")
+    missing: float = Field(default=0.0, description="share of the rows without a value")
     baseline_missing: float | None = None
-    previous_psi: float | None = Field(None, description="compared with the version before")
+    previous_psi: float | None = Field(default=None, description="compared with the version before")
     previous_alarm: bool = False
     histogram: ColumnHistogram | None = None
-    history: list[HistoryPoint] = Field([], description="index of each window, the newest last")
+    history: list[HistoryPoint] = Field(
+        default=[], description="index of each window, the newest last"
+    )
 
 
 class ClassQuality(BaseModel):

@@ -1,20 +1,26 @@
-"""The active recordings of this server, which are resumed after a restart."""
+"""The active recordings of this server, which are resumed after a restart and uploaded to S3."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
+from tsx_archiver.monitor.recording import RecordingConfig
+from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.core.traffic.manager import TrafficManager
 from tsx_runtime.errors import Conflict
-from tsx_runtime.features.recording.recorder import HeaderFilter, Recorder, RecordingConfig
+from tsx_runtime.features.recording.recorder import HeaderFilter, Recorder
 from tsx_runtime.features.recording.segments import Segments, StoredSize
+from tsx_runtime.features.recording.settings import RecordingModelSettings, RecordingSettings
+from tsx_runtime.features.recording.upload import RecordingUploader
+
+MAX_FROZEN_BYTES = 1_000_000  # recorded bytes that may be lost with a frozen process
 
 logger = logging.getLogger("tsx.recording")
 
@@ -23,15 +29,25 @@ class RecordingManager:
     """The recordings of all models, at most one per model; used only in the event loop."""
 
     def __init__(
-        self, traffic: TrafficManager, state: StateStore, headers: Sequence[str] | None
+        self,
+        traffic: TrafficManager,
+        state: StateStore,
+        settings: RecordingSettings,
+        models: Mapping[str, BaseModel],
+        s3_endpoint: str | None,
     ) -> None:
-        """Resume each saved recording when its model is registered.
+        """Begin each saved or configured recording when its model is registered.
 
-        `headers` configures the `HeaderFilter`.
+        `models` are the settings of models by their names.
         """
         self._traffic = traffic
         self._state = state
-        self._filter = HeaderFilter(headers)
+        self._models = models
+        self._filter = HeaderFilter(settings.record_headers)
+        self._interval = settings.record_upload_interval
+        url = settings.record_url
+        self._uploader = None if url is None else RecordingUploader(url, s3_endpoint)
+        self._file_ended = asyncio.Event()
         self._running: dict[str, Recorder] = {}
         self._ending = TaskGroup()
         traffic.on_traffic.append(self._on_traffic)
@@ -76,11 +92,38 @@ class RecordingManager:
             ModelNotFound: No model has this name.
         """
         self._traffic.find(name)
-        self._state.save(name, record=None)
+        # False keeps a configured recording from starting again.
+        self._state.save(name, record=None if self._configured(name) is None else False)
         await self._end(name)
         directory = self.directory(name)
         if remove and directory is not None:
             await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
+
+    async def upload_repeatedly(self) -> None:
+        """Upload files when they are full, and recorded requests within `record_upload_interval`.
+
+        This ends only by a cancellation.
+        """
+        while self._uploader is not None:
+            await wait_for_event(self._file_ended, self._interval / 4)
+            self._file_ended.clear()
+            recorders = self._running.values()
+            await asyncio.gather(
+                *(recorder.upload(self._interval * 3 / 4) for recorder in recorders)
+            )
+
+    async def before_freeze(self, seconds: float, *, ends: bool) -> None:
+        """Upload what has waited for `record_upload_interval`, or all if the process ends.
+
+        An upload that takes more than `seconds` continues when the process runs again.
+        """
+        uploads = [
+            asyncio.ensure_future(recorder.upload())
+            for recorder in self._running.values()
+            if ends or recorder.has_waiting(self._interval, MAX_FROZEN_BYTES)
+        ]
+        if uploads:
+            await asyncio.wait(uploads, timeout=seconds)
 
     async def stored_size(self, name: str) -> StoredSize:
         """Return the number, size and age of a model's recorded files."""
@@ -100,20 +143,34 @@ class RecordingManager:
         if name not in self._traffic.models:
             if name in self._running:
                 self._ending.begin(self._end(name))
-        elif (
-            name not in self._running
-            and (saved := self._state.load(name).get("record")) is not None
-        ):
+        elif name not in self._running:
+            config = self._configured(name)
+            saved = self._state.load(name).get("record")
             try:
-                self._begin(name, RecordingConfig.model_validate(saved))
+                if saved:
+                    config = RecordingConfig.model_validate(saved)
             except ValidationError as error:
                 logger.warning("model %s: its saved recording cannot be resumed: %s", name, error)
+            if config is not None and saved is not False:
+                self._begin(name, config)
+
+    def _configured(self, name: str) -> RecordingConfig | None:
+        """Return the recording in the settings of a model, or else in its archive."""
+        setting = RecordingModelSettings.of(self._models, name).record
+        if setting is not None:
+            return setting or None
+        versions = self._traffic.models[name].versions.values()
+        in_archives = (version.config.record for version in versions)
+        return next(filter(None, in_archives), None)
 
     def _begin(self, name: str, config: RecordingConfig) -> None:
         directory = self.directory(name)
         if directory is None:
+            logger.warning("model %s is not recorded: set state_dir to a directory", name)
             return
-        recorder = self._running[name] = Recorder(name, config, directory, self._filter)
+        recorder = self._running[name] = Recorder(
+            name, config, directory, self._filter, self._uploader, self._file_ended.set
+        )
         self._traffic.observe(name, recorder)
         logger.info(
             "model %s: %g %% of its requests are recorded in %s", name, config.share, directory

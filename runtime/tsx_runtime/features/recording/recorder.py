@@ -11,25 +11,23 @@ import asyncio
 import logging
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import NamedTuple, TypeVar
 from urllib.parse import unquote_plus
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
-
-from tsx_archiver.quantities import for_text, parse_bytes, parse_percent, parse_seconds
+from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime import wire
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.features.recording.segments import Segments, StoredSize
+from tsx_runtime.features.recording.upload import RecordingUploader
 from tsx_runtime.recordings import Headers, Recorded, encode
 from tsx_runtime.shared.redaction import is_identifying_header, is_secret_header, redacted
 from tsx_runtime.wire import Body, Parts
 
-MIN_TOTAL_BYTES = 64 << 10
 MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that wait for the disk
 MAX_ANSWER_BYTES = 1 << 20  # larger answers are not recorded
 DISK_RETRY_S = 10.0  # pause after the disk has failed
@@ -61,6 +59,8 @@ _REPLAY_HEADERS = frozenset(
         "x-tsx-protocol",
     }
 )
+
+Result = TypeVar("Result")
 
 logger = logging.getLogger("tsx.recording")
 
@@ -118,15 +118,29 @@ class Recorder:
     """Records requests of one model. It runs in the event loop, and its thread writes the files."""
 
     def __init__(
-        self, name: str, config: RecordingConfig, directory: Path, headers: HeaderFilter
+        self,
+        name: str,
+        config: RecordingConfig,
+        directory: Path,
+        headers: HeaderFilter,
+        uploader: RecordingUploader | None = None,
+        on_file_end: Callable[[], None] = lambda: None,
     ) -> None:
+        """Record into a directory; `on_file_end` is called when a file is full."""
         self.config = config
         self.recorded = 0
         self.dropped: Counter[str] = Counter()  # number of requests by reason: slow, size or disk
         self.problem: str | None = None  # the last error of the disk
+        self.upload_problem: str | None = None  # why the last upload failed
         self._name = name
         self._filter = headers
-        self._segments = Segments(directory, name, config.max_size, config.max_age)
+        self._uploader = uploader
+        self._upload_lock = asyncio.Lock()
+        self._on_file_end = on_file_end
+        self._ended_files = 0
+        self._segments = Segments(
+            directory, name, config.max_size, config.max_age, uploads=uploader is not None
+        )
         self._thread = ThreadPoolExecutor(1, "tsx-recording")
         self._loop = asyncio.get_running_loop()
         self._captured: deque[CapturedRequest] = deque()
@@ -174,18 +188,54 @@ class Recorder:
             # Requests that are answered in the same event-loop iteration are written together.
             self._loop.call_soon(self._write)
 
+    def has_waiting(self, max_age: float, max_size: int) -> bool:
+        """Tell whether recorded requests have waited for an upload for too long."""
+        begin_time = self._segments.begin_time
+        return begin_time is not None and (
+            time.time() - begin_time >= max_age or self._segments.size >= max_size
+        )
+
+    async def upload(self, min_age: float = 0.0) -> None:
+        """Upload the files that have ended, and the current one if it is `min_age` seconds old.
+
+        After a failure, which `upload_problem` tells, the next call tries again.
+        """
+        if self._uploader is None:
+            return
+        self._write()
+        async with self._upload_lock:
+            try:
+                # The time is that after the captured requests have been written.
+                files = await self._in_thread(
+                    lambda: self._segments.ended_files(time.time(), min_age)
+                )
+                for file in files:
+                    await asyncio.to_thread(self._uploader.upload, file, self._name)
+                    await self._in_thread(self._segments.mark_uploaded, file)
+            except OSError as error:
+                problem = str(error)
+                if self.upload_problem is None:
+                    logger.warning("model %s: recordings wait for an upload: %s", self._name, error)
+                self.upload_problem = problem
+            else:
+                self.upload_problem = None
+
     async def stored_size(self) -> StoredSize:
-        return await self._loop.run_in_executor(self._thread, self._segments.stored_size)
+        return await self._in_thread(self._segments.stored_size)
 
     async def close(self) -> None:
-        """Stop recording, and write the requests that are already captured."""
+        """Stop recording, and write and upload the requests that are already captured."""
         if self._closed:
             return
         self._closed = True
         self._sweep_timer.cancel()
         self._write()
-        await self._loop.run_in_executor(self._thread, self._segments.close)
+        await self.upload()
+        await self._in_thread(self._segments.close)
         self._thread.shutdown(wait=False)
+
+    async def _in_thread(self, call: Callable[..., Result], *arguments: object) -> Result:
+        return await self._loop.run_in_executor(self._thread, call, *arguments)
 
     def _write(self) -> None:
         batch, self._captured = self._captured, deque()
@@ -222,7 +272,7 @@ class Recorder:
     def _write_one(self, request: CapturedRequest) -> str:
         if time.monotonic() < self._retry_at:
             return "disk"
-        _, query, block = wire.parse_request_meta(request.meta)
+        request_id, query, block = wire.parse_request_meta(request.meta)
         body = (
             b"".join(request.body.pieces)
             if isinstance(request.body, Parts)
@@ -237,6 +287,7 @@ class Recorder:
             header_filter.headers(block),
             body,
             precision=request.precision,
+            request_id=request_id,
         )
         entry = recorded._replace(
             status=request.status,
@@ -256,6 +307,9 @@ class Recorder:
             self.problem = problem
         elif self.recorded and not counts:
             self.problem = None
+        if self._segments.ended != self._ended_files:
+            self._ended_files = self._segments.ended
+            self._on_file_end()
         self._write()
 
     def _sweep(self) -> None:
@@ -270,26 +324,3 @@ class Recorder:
             self._segments.sweep(time.time())
         except OSError as error:
             logger.warning("model %s: old recordings cannot be removed: %s", self._name, error)
-
-
-class RecordingConfig(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    share: Annotated[float, BeforeValidator(for_text(parse_percent))] = Field(
-        100.0, gt=0, le=100, description="of the requests, in percent"
-    )
-    max_size: Annotated[int, BeforeValidator(for_text(parse_bytes))] = Field(
-        100_000_000,
-        ge=MIN_TOTAL_BYTES,
-        description=(
-            "maximum size of all files together: bytes, or a string such as 100MB; the oldest are"
-            " removed first"
-        ),
-    )
-    max_age: Annotated[float, BeforeValidator(for_text(parse_seconds))] = Field(
-        86400.0,
-        ge=1,
-        le=3660 * 86400,
-        description="age at which a request is removed: seconds, or a string such as 12h or 7d",
-    )
-    answers: bool = Field(False, description="record the answers as well")

@@ -7,10 +7,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime.api.management.schemas import parameters_of
 from tsx_runtime.core.persistence import StateStore
 from tsx_runtime.features.recording.manager import RecordingManager
-from tsx_runtime.features.recording.recorder import RecordingConfig
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_object
@@ -41,7 +41,7 @@ class ModelRecording(BaseModel):
     dropped: dict[str, int] = Field(
         {}, description="requests that were not recorded, by reason: slow, size, disk"
     )
-    problem: str | None = Field(None, description="why nothing can be written to disk")
+    problem: str | None = Field(None, description="why nothing can be written or uploaded")
 
 
 async def describe(recorders: RecordingManager, state: StateStore, model: str) -> ModelRecording:
@@ -65,7 +65,7 @@ async def describe(recorders: RecordingManager, state: StateStore, model: str) -
         oldest=usage.oldest,
         recorded=recorder.recorded if recorder else 0,
         dropped=dict(recorder.dropped) if recorder else {},
-        problem=recorder.problem if recorder else None,
+        problem=(recorder.problem or recorder.upload_problem) if recorder else None,
     )
 
 

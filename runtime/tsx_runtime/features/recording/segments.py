@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import calendar
 import itertools
+import json
+import logging
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
+from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
+UPLOADED = ".uploaded"  # the file with the names and sizes of the files that are uploaded
 FILES_PER_RECORDING = 8  # One file, an eighth of the recording, is removed at a time.
+
+logger = logging.getLogger("tsx.recording")
 
 
 class StoredSize(NamedTuple):
@@ -24,17 +30,35 @@ class StoredSize(NamedTuple):
 class Segments:
     """The files of a recording, which only this user may read.
 
-    One thread uses an instance. The methods block, and raise OSError if the disk fails.
+    One thread uses an instance; others may read the attributes. The methods block, and raise
+    OSError if the disk fails.
+
+    Attributes:
+        ended: The number of files that this instance has completed.
+        size: The bytes of the file that is being written.
+        begin_time: The `time.time()` at which this file was begun, or None if there is none.
     """
 
-    def __init__(self, directory: Path, model: str, max_size: int, max_age: float) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        model: str,
+        max_size: int,
+        max_age: float,
+        *,
+        uploads: bool = False,
+    ) -> None:
+        """Use a directory; with `uploads`, the files are uploaded before they are removed."""
         self.directory = directory
+        self.ended = 0
+        self.size = 0
+        self.begin_time: float | None = None
         self._model = model
         self._max_size = max_size
         self._max_age = max_age
+        self._uploads = uploads
         self._out: BinaryIO | None = None
-        self._size = 0
-        self._begin_time = 0.0
+        self._path: Path | None = None
 
     def write(self, data: bytes, now: float) -> bool:
         """Write data, and tell whether it fits.
@@ -44,11 +68,11 @@ class Segments:
         """
         if len(data) > self._max_size // 2:
             return False
-        is_full = self._size + len(data) > self._max_size // FILES_PER_RECORDING
+        is_full = self.size + len(data) > self._max_size // FILES_PER_RECORDING
         if (
-            self._out is None
+            self.begin_time is None
             or is_full
-            or now - self._begin_time > self._max_age / FILES_PER_RECORDING
+            or now - self.begin_time > self._max_age / FILES_PER_RECORDING
         ):
             self._begin(now, len(data))
         assert self._out is not None
@@ -57,19 +81,41 @@ class Segments:
         except OSError:
             self._cut()
             raise
-        self._size += len(data)
+        self.size += len(data)
         return True
 
     def sweep(self, now: float, room: int = 0) -> None:
         """Remove files that are too old, and the oldest ones until `room` more bytes fit."""
-        if self._out is not None and now - self._begin_time > self._max_age:
+        if self.begin_time is not None and now - self.begin_time > self._max_age:
             self.close()
         files = [(file, file.stat()) for file in self._files()]
+        uploaded = self._uploaded() if self._uploads else {}
         total = sum(status.st_size for _, status in files)
         for file, status in files:
             if status.st_mtime < now - self._max_age or total + room > self._max_size:
+                if self._uploads and file.name not in uploaded:
+                    logger.warning("%s is removed, but was not uploaded to record_url", file)
                 file.unlink(missing_ok=True)
                 total -= status.st_size
+
+    def ended_files(self, now: float, min_age: float) -> list[Path]:
+        """Return the files to upload, after the current one has ended if it is old enough."""
+        if self.begin_time is not None and now - self.begin_time >= min_age:
+            self.close()
+        uploaded = self._uploaded()
+        return [
+            file
+            for file in self._files()
+            if file != self._path and file.stat().st_size != uploaded.get(file.name)
+        ]
+
+    def mark_uploaded(self, file: Path) -> None:
+        """Note that a file need not be uploaded again, not even by the next server."""
+        uploaded = self._uploaded() | {file.name: file.stat().st_size}
+        names = {existing.name for existing in self._files()}
+        text = json.dumps({name: size for name, size in uploaded.items() if name in names})
+        with write_atomically(self.directory / UPLOADED, mode=0o600, durable=False) as out:
+            out.write(text.encode())
 
     def stored_size(self) -> StoredSize:
         files = self._files()
@@ -83,17 +129,26 @@ class Segments:
         self.close()
         for file in self._files():
             file.unlink(missing_ok=True)
+        (self.directory / UPLOADED).unlink(missing_ok=True)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
     def close(self) -> None:
-        out, self._out = self._out, None
+        out, self._out, self._path, self.begin_time = self._out, None, None, None
         if out is not None:
+            self.ended += 1
             out.close()
 
     def _files(self) -> list[Path]:
         """Return the files, the oldest first."""
         return sorted(self.directory.glob(f"*{SUFFIX}"))
+
+    def _uploaded(self) -> dict[str, int]:
+        """Return the sizes of the uploaded files by their names."""
+        try:
+            return dict(json.loads((self.directory / UPLOADED).read_bytes()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return {}
 
     def _begin(self, now: float, size: int) -> None:
         self.close()
@@ -112,13 +167,13 @@ class Segments:
         except OSError:
             out.close()
             raise
-        self._out, self._size, self._begin_time = out, len(head), now
+        self._out, self._path, self.size, self.begin_time = out, file, len(head), now
 
     def _cut(self) -> None:
         """Remove an incomplete entry after a failed write, so that the file stays readable."""
         assert self._out is not None
         try:
-            self._out.truncate(self._size)
+            self._out.truncate(self.size)
         except OSError:
             pass
         finally:

@@ -157,6 +157,12 @@ class Function:
             return await self._answer(event, context, write)
         finally:
             self.end_reason = self.end_reason or self._find_end_reason()
+            await self.save(answer_time_s(context), ends=bool(self.end_reason))
+
+    async def save(self, seconds: float, *, ends: bool) -> None:
+        """Let the features save for `seconds` what the end of the process would lose."""
+        for feature in self._registry.features:
+            await feature.before_freeze(seconds, ends=ends)
 
     def _find_end_reason(self) -> str:
         """Return the reason why this process cannot run a worker any more, or an empty string."""

@@ -72,6 +72,8 @@ async def _run(env: MutableMapping[str, str]) -> int:
         task.cancel()  # This poller waits for an invocation, which it could not answer any more.
     if busy_tasks:
         await asyncio.wait(busy_tasks, timeout=STOP_TIMEOUT_S if stop_event.is_set() else None)
+    if stop_event.is_set():
+        await function.save(STOP_TIMEOUT_S, ends=True)
     for task in pollers_by_task:
         if task.done() and not task.cancelled() and (failure := task.exception()) is not None:
             logger.error(

@@ -480,14 +480,19 @@ class BaseHandler:
 
         Args:
             data_preprocess: The result of `preprocess`.
-            raw_data: The requests. A request names the class to explain in `target`; the default
-                is 0.
+            raw_data: The requests. A request names the class to explain in `target`, by its number
+                or its label; the default is 0.
         """
-        inputs, target = None, 0
+        inputs: Any = None
+        target: Any = 0
         row = raw_data[0]
         if isinstance(row, dict):
             inputs = row.get("data") or row.get("body")
             target = row.get("target") or 0
+        label = bytes(target).decode() if isinstance(target, bytes | bytearray) else target
+        if not str(label).isdecimal():
+            numbers = {name: number for number, name in (self.mapping or {}).items()}
+            target = numbers.get(str(label), target)
         return self.get_insights(data_preprocess, inputs, target)
 
     def get_insights(self, tensor_data: Any, raw_data: Any, target: Any = 0) -> Any:

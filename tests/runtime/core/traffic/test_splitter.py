@@ -44,25 +44,31 @@ def split(traffic: Traffic, *versions: Any, draws: tuple[float, ...] = (0.5,)) -
     return splitter
 
 
-async def test_observers_and_version_choice_use_separate_draws() -> None:
-    """Check this, since a shared draw would show a 1 % observer only requests of one version."""
+async def test_observers_share_a_draw_that_does_not_choose_the_version() -> None:
+    """Check this, since the draw of the version would show a 1 % observer only one version.
+
+    With a draw of their own, a request of a small share would often be missing in a larger one.
+    """
     draws_seen: list[float] = []
 
     class Observer:
+        def __init__(self, share: float) -> None:
+            self.share = share
+
         def should_observe(self, draw: float) -> bool:
             draws_seen.append(draw)
-            return draw < 0.5
+            return draw < self.share
 
         def wrap_job(self, job: Job, version: Any) -> Job:
             return ObservedJob(job, lambda *values: None, 0)
 
     first, second = a_version("1.0"), a_version("2.0")
     weights = Traffic(weights={"1.0": 60, "2.0": 40})
-    splitter = split(weights, first, second, draws=(0.7, 0.2, 0.9))
-    splitter.observers = [Observer(), Observer()]
+    splitter = split(weights, first, second, draws=(0.7, 0.2))
+    splitter.observers = [Observer(0.5), Observer(0.1)]
     job = WaitingJob(b"", b"x", time.monotonic())
     splitter.submit(job)
-    assert draws_seen == [0.2, 0.9]
+    assert draws_seen == [0.2, 0.2]
     assert job.routed is second
     (submitted_job,) = second.jobs
     assert isinstance(submitted_job, ObservedJob)

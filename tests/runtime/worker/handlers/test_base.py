@@ -451,6 +451,24 @@ def test_describe_and_explain_requests_reach_their_methods(serve: Serve) -> None
     assert worker.values(request) == [[[1, 3], [1, 2, 3], "1"]]
 
 
+def test_an_explanation_names_a_class_by_its_label(serve: Serve) -> None:
+    worker = serve(
+        "script.pt",
+        source=ROWS
+        + """
+        def explain_handle(self, data_preprocess, raw_data):
+            self.mapping = {"1": "dog"}
+            return super().explain_handle(data_preprocess, raw_data)
+
+        def get_insights(self, tensor_data, raw_data, target):
+            return [[repr(target)]]
+        """,
+    )
+    for name, target in ((b"dog", "'1'"), (b"1", "bytearray(b'1')"), (b"cat", "bytearray(b'cat')")):
+        request = a_request([1, 2, 3], query=b"target=" + name, explain="True")
+        assert worker.values(request) == [[target]]
+
+
 @pytest.mark.parametrize("file", ["weights.pth", "script.pt", "program.pt2"])
 def test_an_explanation_has_a_weight_for_each_number_of_a_row(
     serve: Serve, net: Net, file: str

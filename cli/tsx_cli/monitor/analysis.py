@@ -1,0 +1,66 @@
+"""The analysis of recorded requests against a baseline, without a server."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from tsx_archiver.monitor.baseline import MEMBER
+from tsx_archiver.monitor.config import MonitorConfig
+from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_cli.archive.source import require_archive
+from tsx_cli.common.failure import CliError
+from tsx_cli.common.options import open_cached
+from tsx_cli.monitor.samples import recorded_samples
+from tsx_runtime.features.monitor.process.monitor import Monitor
+from tsx_runtime.features.monitor.process.reports import build_report
+from tsx_runtime.features.monitor.process.store import MonitorStore
+from tsx_runtime.settings.schema import Settings
+
+FLUSH_SAMPLES = 1000
+
+
+def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str, Any]:
+    """Return the report, in the form of `MonitorReport`, on recorded requests.
+
+    Raises:
+        CliError: There is no baseline, or the recordings cannot be read.
+        ArchiveError: The archive cannot be read.
+    """
+    name, config, baseline = _read_baseline(model, settings)
+    with TemporaryDirectory(dir=temporary_directory()) as directory:
+        monitor = Monitor(MonitorStore(f"{directory}/monitor.sqlite", math.inf), "analysis")
+        try:
+            versions = set[str]()
+            for number, sample in enumerate(recorded_samples(source, settings.s3_endpoint_url)):
+                version = sample.version or "unknown"
+                if version not in versions:
+                    versions.add(version)
+                    head = {"model": name, "version": version, "registered": sample.at}
+                    monitor.set_version(head | {"config": config.model_dump()}, baseline)
+                monitor.add_sample(sample._replace(model=name, version=version))
+                if number % FLUSH_SAMPLES == 0:
+                    monitor.flush()
+            if not versions:
+                raise CliError(f"there are no requests in {source}")
+            for monitored in monitor.versions_of(name).values():
+                monitored.windows.end_if_due(math.inf)
+            report: dict[str, Any] = build_report(monitor, name).model_dump(mode="json")
+        finally:
+            monitor.close()
+    return report
+
+
+def _read_baseline(model: Path, settings: Settings) -> tuple[str, MonitorConfig, bytes]:
+    """Return a model's name, the configuration of its monitoring, and its baseline's file."""
+    if model.suffix == ".json":
+        return model.stem, MonitorConfig.model_validate({}), model.read_bytes()
+    require_archive(model)
+    with open_cached(model, settings) as archive:
+        member = archive.directory / MEMBER
+        if not member.is_file():
+            raise CliError(f"{model} has no baseline; `tsx monitor baseline {model}` makes it")
+        config = archive.config.monitor or MonitorConfig.model_validate({})
+        return archive.manifest.model_name, config, member.read_bytes()

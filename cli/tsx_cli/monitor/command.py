@@ -1,0 +1,262 @@
+"""`tsx monitor`: baselines, drift, quality and contested answers of models."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tsx_cli.common.client import AnswerCommand, Server, path
+from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.management import Addresses, with_both, with_server
+from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
+from tsx_cli.common.output import one_line, print_json, print_result, print_table
+from tsx_cli.monitor.export import export
+from tsx_cli.monitor.tables import clock, show_report
+
+POLL_INTERVAL_S = 5.0
+UNDECIDED = 3  # the exit code of a comparison without a decision
+CONTEST_COLUMNS = ("id", "version", "prediction", "reason", "state", "response", "truth")
+
+Archive = Annotated[
+    Path, typer.Argument(metavar="MODEL.mar", help="The archive, or a model's directory.")
+]
+RECORDINGS = typer.Option(
+    "--from",
+    metavar="PATH|URL",
+    help="Recordings (*.tsxrec) or SageMaker's data capture: a file, a directory, or s3://...",
+)
+
+app = typer.Typer(
+    add_completion=False,
+    help="Make baselines; show the drift, quality, groups and contested answers of models.",
+    no_args_is_help=True,
+)
+app.command()(export)
+
+
+@app.command()
+def baseline(
+    model: Archive,
+    source: Annotated[
+        str,
+        typer.Option(
+            "--input",
+            metavar="INPUT",
+            help=(
+                "A recording, a directory with a request per file, or a .csv, .jsonl or .parquet"
+                " with a request per row."
+            ),
+        ),
+    ],
+    labels: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help=(
+                "The right answers, one per request: lines of text, JSON lines, or a table with"
+                " the column `label`."
+            ),
+        ),
+    ] = None,
+    rows: Annotated[
+        int, typer.Option(min=1, help="Maximum number of requests, from all parts of the input.")
+    ] = 10_000,
+    fields: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help='JSON with the kinds of fields: {"PATH": "KIND"}.'),
+    ] = None,
+    no_answers: Annotated[
+        bool, typer.Option("--no-answers", help="Summarize the inputs only; do not run the model.")
+    ] = False,
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Summarize inputs and answers, and write this baseline into the archive.
+
+    The model runs on this machine for requests without answers. A baseline has quantiles and
+    counts, and no rows.
+    """
+    # It imports the server's front end; a late import keeps --help quick.
+    from tsx_cli.monitor.baseline import show_baseline, write_baseline
+
+    result = write_baseline(
+        model,
+        source,
+        read_settings(config)[0],
+        labels=labels,
+        limit=rows,
+        fields=fields,
+        with_answers=not no_answers,
+    )
+    print_result(result, as_json, show_baseline)
+
+
+@app.command(cls=AnswerCommand)
+@with_server
+def show(server: Server, name: ModelName, as_json: AsJson = False) -> None:
+    """Show what has moved since the baseline, the quality of each version, and groups."""
+    print_result(_report(server, name), as_json, show_report)
+
+
+@app.command(cls=AnswerCommand)
+@with_server
+def compare(
+    server: Server,
+    name: ModelName,
+    versions: Annotated[
+        str | None, typer.Option(metavar="OLD,NEW", help="The versions; by default the newest two.")
+    ] = None,
+    metric: Annotated[Literal["accuracy", "mean_error"] | None, typer.Option()] = None,
+    watch: Annotated[bool, typer.Option("--watch", help="Wait until there is a decision.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say which version is better by the reported truth, by how much, and how sure that is.
+
+    It may be asked at any time. Exit code 0: there is a decision; 3: there is none yet.
+    """
+    last_sentence = ""
+    while True:
+        comparison = _comparison(_report(server, name), versions, metric)
+        if not as_json and comparison["sentence"] != last_sentence:
+            last_sentence = comparison["sentence"]
+            print(one_line(last_sentence), flush=True)
+        if comparison["better"] is not None or not watch:
+            break
+        time.sleep(POLL_INTERVAL_S)
+    if as_json:
+        print_json(comparison)
+    if comparison["better"] is None:
+        raise typer.Exit(UNDECIDED)
+
+
+@app.command()
+def analyze(
+    model: Archive,
+    source: Annotated[str, RECORDINGS],
+    as_json: AsJson = False,
+    config: Config = None,
+) -> None:
+    """Compare recorded requests with the baseline of an archive, without a server.
+
+    Exit code 0: nothing has drifted in the last window of any version; 1: something has.
+    """
+    from tsx_cli.monitor.analysis import analyze_recordings  # a slow import
+
+    result = analyze_recordings(model, source, read_settings(config)[0])
+    print_result(result, as_json, show_report)
+    if any(version["alarm"] for version in result["versions"]):
+        raise typer.Exit(FAILED)
+
+
+@app.command(cls=AnswerCommand)
+@with_both
+def contests(
+    servers: Addresses,
+    name: ModelName,
+    show_all: Annotated[bool, typer.Option("--all", help="List answered ones as well.")] = False,
+    answer: Annotated[
+        str | None, typer.Option(metavar="ID", help="Answer this contest, with --state.")
+    ] = None,
+    state: Annotated[
+        Literal["upheld", "corrected"] | None, typer.Option(help="Whether the answer stays.")
+    ] = None,
+    response: Annotated[str, typer.Option(help="What the person is told.")] = "",
+    truth: Annotated[str | None, typer.Option(help="The right answer.")] = None,
+    explain: Annotated[
+        str | None, typer.Option(metavar="ID", help="Explain the answer to the recorded request.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the contested answers of a model, answer one, or explain one."""
+    from tsx_cli.monitor import review  # a slow import
+
+    if (answer is None) != (state is None):
+        raise UsageError("give --answer ID and --state upheld, or --state corrected, together")
+    address = path("models", name, "monitor", "contests")
+    if answer is not None:
+        fields = {"state": state, "response": response, "truth": truth}
+        listed = [servers.management.call_json("POST", address + path(answer), fields)]
+    else:
+        listed = servers.management.call_json("GET", address, kind=list)
+    if explain is not None:
+        contest = next((contest for contest in listed if contest["id"] == explain), None)
+        if contest is None:
+            raise CliError(f"{name} has no contest {explain}; `tsx monitor contests {name} --all`")
+        recorded = review.read_recorded(servers.management, name, contest["request_id"])
+        result = review.explain(servers.inference, name, recorded, contest["prediction"])
+        print_json({**contest, "explanation": result})
+        return
+    chosen = [item for item in listed if show_all or answer or item["state"] == "open"]
+    print_result(chosen, as_json, _show_contests)
+
+
+@app.command(cls=AnswerCommand)
+@with_both
+def report(
+    servers: Addresses,
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|MODEL.mar", help="A served model, or an archive to compare --from with."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write.")],
+    source: Annotated[str | None, RECORDINGS] = None,
+    archives: Annotated[
+        list[Path] | None,
+        typer.Option("--archive", help="An archive whose facts are shown; may be repeated."),
+    ] = None,
+) -> None:
+    """Write the model card and report for a review, as one HTML file."""
+    from tsx_cli.monitor import page, review  # slow imports
+    from tsx_cli.monitor.analysis import analyze_recordings
+    from tsx_runtime.features.monitor.report import MonitorReport
+
+    settings, files = read_settings(None)[0], archives or []
+    parts: dict[str, Any] = {"source": source or servers.management.url, "served": []}
+    parts |= {"contests": [], "worst": []}
+    if source is not None:
+        files = files or [Path(model)]
+        content = analyze_recordings(Path(model), source, settings)
+    else:
+        server, address = servers.management, path("models", model)
+        content = MonitorReport.model_validate(_report(server, model)).model_dump()
+        parts["served"] = server.call_json("GET", f"{address}/all", kind=list)
+        parts["contests"] = server.call_json("GET", f"{address}/monitor/contests", kind=list)
+        versions = content["versions"][:1]
+        parts["worst"] = [
+            answer
+            for version in versions
+            for answer in review.worst_answers(servers, model, version["version"])
+        ]
+    parts["facts"] = [review.archive_facts(file, settings) for file in files]
+    output.write_text(page.render_page(content, **parts), encoding="utf-8")
+    print(f"{output} has the report on {content['model']}")
+
+
+def _report(server: Server, name: str) -> dict[str, Any]:
+    answer: dict[str, Any] = server.call("GET", path("models", name, "monitor")).json()
+    return answer
+
+
+def _comparison(
+    content: dict[str, Any], versions: str | None, metric: str | None
+) -> dict[str, Any]:
+    for comparison in content["comparisons"]:
+        pair = f"{comparison['old']},{comparison['new']}"
+        if versions in (None, pair) and metric in (None, comparison["metric"]):
+            return dict(comparison)
+    raise CliError(
+        f"{content['model']} has no such comparison: it needs two monitored versions, and the truth"
+        " of answers of both (`tsx feedback`)"
+    )
+
+
+def _show_contests(listed: list[dict[str, Any]]) -> None:
+    rows = [[clock(item["at"]), *(item.get(name) for name in CONTEST_COLUMNS)] for item in listed]
+    print_table(["when", *CONTEST_COLUMNS], rows)
+    if not rows:
+        print("no contested answer waits; --all lists the answered ones")

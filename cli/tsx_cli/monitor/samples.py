@@ -1,0 +1,117 @@
+"""The requests of a command's input as samples, with the model's answers."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from tsx_cli.batch.local import LocalEngine
+from tsx_cli.batch.readers import InputReader
+from tsx_cli.batch.rows import Position, Row
+from tsx_cli.batch.s3 import S3
+from tsx_cli.batch.sources import BY_SUFFIX
+from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.monitor.recordings import read_any
+from tsx_runtime.features.monitor.messages import MonitorSample
+from tsx_runtime.features.monitor.statistics.bodies import cell
+from tsx_runtime.recordings import SUFFIX, NotARecording, Recorded
+
+UNANSWERED = 0  # the status of a sample whose answer is not known
+
+
+def read_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSample]:
+    """Yield the requests of a recording, or of files as `tsx batch` reads them.
+
+    Raises:
+        CliError: They cannot be read.
+    """
+    path = Path(address)
+    if path.suffix == SUFFIX or (path.is_dir() and any(path.rglob(f"*{SUFFIX}"))):
+        yield from recorded_samples(address, s3_endpoint)
+        return
+    for row in InputReader([address], s3=S3(s3_endpoint)).rows(Position(), 0):
+        if path.suffix.lower() == ".csv" and row.error is None:
+            values = {name: cell(text) for name, text in json.loads(row.body).items()}
+            row = row._replace(body=json.dumps(values).encode())
+        status, answer = (UNANSWERED, "") if row.error is None else (400, row.error)
+        headers = {"content-type": row.content_type}
+        yield MonitorSample(
+            "", "", row.id, 0.0, 0.0, status, headers, "", row.body, answer.encode()
+        )
+
+
+def recorded_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSample]:
+    """Yield the requests of recordings, or of SageMaker's data capture, also in S3.
+
+    Raises:
+        CliError: They cannot be read.
+    """
+    try:
+        yield from map(_sample_of, read_any(address, s3_endpoint))
+    except NotARecording as error:
+        raise CliError(str(error)) from error
+
+
+def _sample_of(entry: Recorded) -> MonitorSample:
+    headers, answer_headers = (
+        {name.lower(): value for name, value in headers}
+        for headers in (entry.headers, entry.answer_headers)
+    )
+    status = UNANSWERED if entry.answer is None and entry.status < 400 else entry.status
+    kind, answer = answer_headers.get("content-type", ""), entry.answer or b""
+    ids = (entry.model, entry.version, entry.request_id)
+    return MonitorSample(*ids, entry.at, entry.seconds, status, headers, kind, entry.body, answer)
+
+
+def answered(
+    engine: LocalEngine, samples: Iterator[tuple[int, MonitorSample]]
+) -> Iterator[tuple[int, MonitorSample]]:
+    """Yield the samples, each with its position, with the answers of a model on this machine."""
+    waiting = deque[MonitorSample]()
+
+    def rows() -> Iterator[Row]:
+        for index, sample in samples:
+            waiting.append(sample)
+            error = sample.answer.decode() if sample.status >= 400 else None
+            kind = sample.headers.get("content-type", "")
+            yield Row(index, sample.request_id, sample.body, kind, error=error)
+
+    for result in engine.run(rows()):
+        sample, body = waiting.popleft(), (result.error or "").encode() or result.body
+        yield (
+            result.index,
+            sample._replace(status=result.status, answer_type=result.content_type, answer=body),
+        )
+
+
+def read_labels(path: Path, count: int) -> list[Any]:
+    """Read the right answers, one per request: a table, JSON lines, or lines of text.
+
+    Raises:
+        UsageError: The file has no labels, or another number of them than `count`.
+    """
+    try:
+        if path.suffix in BY_SUFFIX:
+            rows = InputReader([str(path)]).rows(Position(), 0)
+            labels = [_label(json.loads(row.body)) for row in rows]
+        else:
+            labels = path.read_text(encoding="utf-8").splitlines()
+    except (ValueError, KeyError) as error:
+        raise UsageError(
+            f"--labels {path}: a row of a table has the column `label`, or only one ({error!r})"
+        ) from error
+    if len(labels) != count:
+        raise UsageError(
+            f"--labels {path} has {len(labels):,} labels, and the input has {count:,} requests;"
+            " give one label per request, in the same order"
+        )
+    return labels
+
+
+def _label(row: Any) -> Any:
+    if not isinstance(row, dict):
+        return row
+    return row["label"] if len(row) > 1 else next(iter(row.values()))

@@ -1,0 +1,121 @@
+"""Samples as CloudEvents over HTTP, in the format of KServe's logger.
+
+https://kserve.github.io/website/docs/model-serving/predictive-inference/logger/basic-logger
+
+Each sample becomes two requests in the binary content mode of CloudEvents: one with the body of the
+request, and one with the body of the answer. They have the same id. Of failed requests, there is no
+event of the answer.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+from collections.abc import Iterator
+from datetime import datetime, timezone
+
+import urllib3
+
+from tsx_runtime.features.monitor.messages import MonitorSample
+from tsx_runtime.shared.redaction import redacted
+
+MAX_WAITING_BYTES = 32 << 20
+TIMEOUT_S = 5.0
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after failures
+TYPE = "org.kubeflow.serving.inference."
+
+logger = logging.getLogger("tsx.monitor")
+
+
+class EventSender:
+    """A thread that sends samples to a URL; `send` never waits for it.
+
+    Attributes:
+        sent: The number of samples that the receiver has accepted.
+        dropped: The number of samples that were not sent, since too many were waiting.
+        failed: The number of samples that the receiver has not accepted.
+        problem: Why the last sample was not accepted.
+    """
+
+    def __init__(self, url: str, source: str = "tsx", namespace: str = "") -> None:
+        """Start the thread; `source` and a namespace of Kubernetes tell where samples are from."""
+        self.sent = self.dropped = self.failed = 0
+        self.problem: str | None = None
+        self._url = url
+        self._source = source
+        self._namespace = namespace
+        self._samples: queue.SimpleQueue[MonitorSample | None] = queue.SimpleQueue()
+        # Each is changed by one thread, and their difference waits.
+        self._queued_bytes = self._done_bytes = 0
+        self._closed = threading.Event()
+        self._pool = urllib3.PoolManager(
+            retries=False, timeout=urllib3.Timeout(total=TIMEOUT_S), maxsize=1
+        )
+        self._thread = threading.Thread(target=self._run, name="tsx-events", daemon=True)
+        self._thread.start()
+
+    def send(self, sample: MonitorSample) -> None:
+        """Queue a sample, or count it as dropped."""
+        size = _size_of(sample)
+        waiting = self._queued_bytes - self._done_bytes
+        if waiting and waiting + size > MAX_WAITING_BYTES:
+            self.dropped += 1
+            return
+        self._queued_bytes += size
+        self._samples.put(sample)
+
+    def close(self, seconds: float) -> None:
+        """Send what waits, for at most `seconds`, and end the thread."""
+        self._samples.put(None)
+        self._thread.join(seconds)
+        self._closed.set()
+
+    def _run(self) -> None:
+        pause = MIN_PAUSE_S
+        while (sample := self._samples.get()) is not None and not self._closed.is_set():
+            try:
+                for headers, body in events_of(sample, self._source, self._namespace):
+                    self._post(headers, body)
+            except (urllib3.exceptions.HTTPError, ValueError) as error:
+                self.failed += 1
+                problem = redacted(f"{self._url}: {error}")
+                if self.problem is None:
+                    logger.warning("events cannot be sent to %s", problem)
+                self.problem = problem
+                self._closed.wait(pause)
+                pause = min(2 * pause, MAX_PAUSE_S)
+            else:
+                self.sent += 1
+                self.problem, pause = None, MIN_PAUSE_S
+            self._done_bytes += _size_of(sample)
+
+    def _post(self, headers: dict[str, str], body: bytes) -> None:
+        response = self._pool.request("POST", self._url, body=body, headers=headers, redirect=False)
+        if response.status >= 300:
+            raise ValueError(f"the receiver has answered {response.status}")
+
+
+def events_of(
+    sample: MonitorSample, source: str, namespace: str
+) -> Iterator[tuple[dict[str, str], bytes]]:
+    """Yield the headers and the bodies of the events of a sample."""
+    common = {
+        "ce-specversion": "1.0",
+        "ce-id": sample.request_id,
+        "ce-source": source,
+        "ce-inferenceservicename": sample.model,
+        "ce-modelversion": sample.version,
+        **({"ce-namespace": namespace} if namespace else {}),
+    }
+    parts = [("request", sample.at, sample.headers.get("content-type", ""), sample.body)]
+    if sample.status < 400:
+        parts.append(("response", sample.at + sample.seconds, sample.answer_type, sample.answer))
+    for kind, at, content_type, body in parts:
+        time = datetime.fromtimestamp(at, timezone.utc).isoformat().replace("+00:00", "Z")
+        content = {"content-type": content_type or "application/octet-stream"}
+        yield common | {"ce-type": TYPE + kind, "ce-time": time} | content, body
+
+
+def _size_of(sample: MonitorSample) -> int:
+    return len(sample.body) + len(sample.answer)

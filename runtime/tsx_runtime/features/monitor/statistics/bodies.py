@@ -1,0 +1,107 @@
+"""The rows in the body of a request, and the answers to them in the body of a response."""
+
+from __future__ import annotations
+
+import csv
+from email import message_from_bytes
+from typing import Any
+from urllib.parse import parse_qsl
+
+from pydantic_core import from_json
+
+
+def decode(body: bytes, content_type: str) -> Any:
+    """Return a body as a JSON value; images and other binary data are bytes.
+
+    Raises:
+        ValueError: The body is not of its content type.
+    """
+    media_type = content_type.partition(";")[0].strip().lower()
+    if media_type in ("text/csv", "application/csv"):
+        return _table(body.decode("utf-8", "replace"))
+    if media_type == "multipart/form-data":
+        form = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
+        return {
+            str(part.get_param("name", header="content-disposition")): _text_or_bytes(
+                part.get_payload(decode=True)
+            )
+            for part in form.walk()
+            if not part.is_multipart()
+        }
+    if media_type.endswith("form-urlencoded") and body[:1] not in (b"{", b"["):
+        return {name: cell(value) for name, value in parse_qsl(body.decode("utf-8", "replace"))}
+    if media_type.startswith("text/"):
+        return body.decode("utf-8", "replace")
+    try:
+        return from_json(body)  # Clients often leave the type out, or send that of a form.
+    except ValueError:
+        if media_type.endswith("json"):
+            raise
+        return _text_or_bytes(body)
+
+
+def cell(text: str) -> str | float | None:
+    """Return the value of a cell of CSV or of a form: a number, a text, or None if it is empty."""
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        return text or None
+
+
+def split_request(value: Any) -> list[Any]:
+    """Return the rows of a request; a value that is no list of rows is one row."""
+    if isinstance(value, dict):
+        if isinstance(value.get("instances"), list):
+            return list(value["instances"])
+        if (rows := _rows_of_tensors(value.get("inputs"))) is not None:
+            return rows
+    if isinstance(value, list) and value and all(isinstance(row, dict | list) for row in value):
+        return value
+    return [value]
+
+
+def split_answer(value: Any, rows: int) -> list[Any]:
+    """Return the answer to each row of a request; answers that fit no rows are None."""
+    if isinstance(value, dict):
+        if isinstance(value.get("predictions"), list):
+            value = value["predictions"]
+        elif (tensors := _rows_of_tensors(value.get("outputs"))) is not None:
+            value = [next(iter(row.values())) if len(row) == 1 else row for row in tensors]
+    if isinstance(value, list) and len(value) == rows:
+        return value
+    return [value] if rows == 1 else [None] * rows
+
+
+def _rows_of_tensors(tensors: Any) -> list[dict[str, Any]] | None:
+    """Return an object for each row of tensors of the Open Inference Protocol (V2)."""
+    rows: list[dict[str, Any]] = []
+    try:
+        for tensor in tensors:
+            name, values, count = str(tensor["name"]), tensor["data"], tensor["shape"][0]
+            width = len(values) // count
+            rows = rows or [{} for _ in values[:count]]
+            for index, row in enumerate(rows):
+                part = values[index * width : (index + 1) * width]
+                row[name] = part if width > 1 else part[0]
+    except (LookupError, TypeError, ZeroDivisionError):
+        return None  # They are no tensors.
+    return rows or None
+
+
+def _table(text: str) -> list[Any]:
+    """Return the rows of CSV; a first line without numbers, before others, has the names."""
+    try:
+        lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
+    except csv.Error as error:
+        raise ValueError(f"the CSV cannot be read: {error}") from error
+    rows = [[*map(cell, line)] for line in lines]
+    if len(rows) > 1 and all(isinstance(value, str) for value in rows[0]):
+        return [dict(zip(lines[0], row, strict=False)) for row in rows[1:]]
+    return rows
+
+
+def _text_or_bytes(body: Any) -> Any:
+    try:
+        return cell(body.decode())
+    except UnicodeDecodeError:
+        return body
