@@ -95,17 +95,13 @@ def test_monitoring_is_turned_on_fed_and_turned_off(page: Any, served: Running) 
     click(dialog, "Turn on")
     expect_text(page, "100 % of the requests, windows of 50 samples or 24 h")
     check_accessibility(page, "without a request")
-    # The kinds of the fields are guessed from the first 50 requests.
     shares = [number / 160 for number in range(160)]
     answers = [
         predict(served, "credit", json={"approved": share, "declined": 1 - share})
         for share in shares
     ]
     version = region(page, "Monitored versions").get_by_role("row").nth(1)
-    expect(version).to_contain_text("2 and 10 samples")
-    field = page.get_by_role("button", name="input.approved")
-    field.click()
-    expect(field).to_have_attribute("aria-expanded", "true")
+    expect(version).to_contain_text("160")
     feedback: list[dict[str, Any]] = [
         {"request_id": answer.headers["x-request-id"], "truth": "approved"} for answer in answers
     ]

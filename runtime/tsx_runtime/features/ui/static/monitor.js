@@ -161,7 +161,7 @@ function driftCard(name) {
 function driftHint(name, { version, baseline, windows, window_samples: samples }, config) {
   const archive = (find(name)?.versions.find((each) => each.version === version)?.url ?? "").split("/").at(-1) || `${name}.mar`;
   return [
-    ...(windows ? [] : advice(`No window has ended yet: ${number(samples)} of ${number(config.windowSamples)} samples; a window also ends after ${span(config.window)} with at least 50 samples. Change the monitoring to a larger share or to smaller windows to see the first one sooner.`)),
+    ...(windows ? [] : advice(`No window has ended yet: ${number(samples)} of ${number(config.windowSamples)} samples; a window also ends after ${span(config.window)} with at least 50 samples; without a baseline, the first has at least 300. Change the monitoring to a larger share or to smaller windows to see the first one sooner.`)),
     ...(baseline === "archive" ? [] : advice(`The archive has no baseline, so ${baseline === "none" ? "nothing is compared yet" : "the first window stands for it"}. Make one from the training data, and register the archive again:`, `tsx monitor baseline ${quoted(archive)} --input train.csv`, "make a baseline")),
   ];
 }
