@@ -22,13 +22,12 @@ from tsx_runtime.features.monitor.process.feedback import (
     describe,
     parse_feedback,
 )
-from tsx_runtime.features.monitor.process.monitor import PAUSE_FACTOR, Monitor
+from tsx_runtime.features.monitor.process.monitor import Monitor
 from tsx_runtime.features.monitor.process.reports import build_report
 from tsx_runtime.features.monitor.process.store import clean
 from tsx_runtime.features.monitor.report import FeedbackResult, MonitorReport
 from tsx_runtime.recordings import NotARecording, find_request
 
-MIN_REPORT_S = 2.0  # A report is not made again within this time.
 MAX_FILES = 2  # files of a recording that a request reads
 
 
@@ -76,7 +75,6 @@ class Operations:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._store = monitor.store
-        self._reports: dict[str, tuple[float, MonitorReport]] = {}  # until when, by model
 
     def call(self, operation: str, body: bytes, arguments: Mapping[str, Any]) -> bytes:
         """Return the JSON of an operation's result.
@@ -89,22 +87,14 @@ class Operations:
 
     def feedback(self, body: bytes, model: str) -> FeedbackResult:
         items, errors = parse_feedback(body)
-        rules = self._monitor.join_rules(model)
+        self._monitor.flush()  # so that it finds the last answers
         with self._store.transaction() as connection:
-            result = FeedbackJoin(self._store, connection, rules).apply(items, errors)
-        self._note_truth(model)
-        return result
+            return FeedbackJoin(self._monitor, connection, model).apply(items, errors)
 
     def report(self, body: bytes, model: str, dropped: Mapping[str, int] = {}) -> MonitorReport:
         """Return the report; `dropped` are the samples that the server did not send."""
-        start = time.monotonic()
-        until, report = self._reports.get(model, (0.0, None))
-        if report is None or start >= until:
-            report = build_report(self._monitor, model)
-            report.dropped = dict(Counter(report.dropped) + Counter(dropped))
-            # The reports of a large store take a small share of the time.
-            pause = max(MIN_REPORT_S, PAUSE_FACTOR * (time.monotonic() - start))
-            self._reports[model] = (start + pause, report)
+        report = build_report(self._monitor, model)
+        report.dropped = dict(Counter(report.dropped) + Counter(dropped))
         return report
 
     def contests(self, body: bytes, model: str, state: str | None = None) -> list[Any]:
@@ -115,7 +105,7 @@ class Operations:
             answer = ContestAnswer.model_validate_json(body)
         except ValidationError as error:
             raise BadRequest(f"The answer to a contest is wrong: {describe(error)}.") from error
-        rules = self._monitor.join_rules(model)
+        self._monitor.flush()
         with self._store.transaction() as connection:
             row = connection.execute(text(CONTEST), {"model": model, "id": id}).first()
             if row is None:
@@ -131,13 +121,12 @@ class Operations:
                     groups=answer.groups,
                     replace=True,
                 )
-                errors = FeedbackJoin(self._store, connection, rules).apply({0: item}, []).errors
+                errors = FeedbackJoin(self._monitor, connection, model).apply({0: item}, []).errors
                 if errors:
                     raise BadRequest(f"The truth cannot be stored: {errors[0].message}.")
             answered = {"state": answer.state, "response": answer.response}
             contest |= answered | {"answered_at": time.time()}
             connection.execute(text(ANSWER_CONTEST), contest)
-        self._note_truth(model)
         return contest
 
     def quality(self, body: bytes, model: str, version: str, since: float) -> dict[str, Any]:
@@ -157,7 +146,7 @@ class Operations:
 
     def request(self, body: bytes, model: str, request_id: str) -> dict[str, Any]:
         """Return the stored answer to each row, and the request where a recording has it."""
-        advice = self._monitor.join_rules(model).advice
+        self._monitor.flush()
         answers = self._read(ANSWERS, model=model, request_id=request_id)
         at = min((answer["at"] for answer in answers), default=None)
         recorded = None
@@ -166,6 +155,7 @@ class Operations:
                 with suppress(OSError, NotARecording):
                     recorded = find_request(directory, request_id, at, MAX_FILES)
         if not answers and recorded is None:
+            advice = self._monitor.advice(model)
             raise RequestNotFound(f"No answer with the id {request_id} is stored; {advice}.")
         result = None
         if recorded is not None:
@@ -176,7 +166,3 @@ class Operations:
 
     def _read(self, sql: str, **values: Any) -> list[Any]:
         return [dict(row._mapping) for row in self._store.read(sql, **values)]
-
-    def _note_truth(self, model: str) -> None:
-        self._monitor.note_truth()
-        self._reports.pop(model, None)

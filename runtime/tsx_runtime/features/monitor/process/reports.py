@@ -14,7 +14,7 @@ from tsx_runtime.core.comparison.means import MetricCounts
 from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.process.monitor import Monitor, MonitoredVersion
-from tsx_runtime.features.monitor.process.store import HOUR_S, MonitorStore
+from tsx_runtime.features.monitor.process.store import MonitorStore
 from tsx_runtime.features.monitor.report import MonitorReport, VersionComparison, VersionReport
 from tsx_runtime.features.monitor.statistics.comparisons import compare_versions
 from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
@@ -31,7 +31,7 @@ _PERIOD = "CASE WHEN hour < :recent THEN hour - hour % 24 ELSE hour END * 3600"
 _OF_ALL = "FROM tsx_monitor_counts WHERE model = :model AND attribute = ''"
 _OF_GROUPS = "FROM tsx_monitor_counts WHERE model = :model AND attribute != ''"
 SERVED = f"""
-SELECT version, MIN(hour) * 3600, (MAX(hour) + 1) * 3600, SUM(answers) {_OF_ALL} AND kind = 0
+SELECT version, MIN(hour) * 3600, (MAX(hour) + 1) * 3600, SUM(answers) {_OF_ALL}
 GROUP BY version
 """
 OUTCOMES = f"""
@@ -42,17 +42,11 @@ ERRORS = f"""
 SELECT version, {_PERIOD}, SUM(answers), SUM(total), SUM(squares)
 {_OF_ALL} AND kind = 2 GROUP BY 1, 2 HAVING SUM(answers) > 0
 """
-# The answers of a group without a truth are those that remain; if only feedback has the attribute,
-# there are none.
+# If only feedback has the attribute, the number of answers without a truth is negative.
 GROUPS = f"""
-SELECT version, attribute, value, prediction, truth, SUM(answers), SUM(confidence)
-{_OF_GROUPS} AND kind = 1 GROUP BY 1, 2, 3, 4, 5 HAVING SUM(answers) > 0
-UNION ALL
-SELECT version, attribute, value, NULLIF(prediction, ''), NULL,
-  SUM(CASE kind WHEN 0 THEN answers WHEN 1 THEN -answers ELSE 0 END),
-  SUM(CASE kind WHEN 0 THEN confidence WHEN 1 THEN -confidence ELSE 0 END)
-{_OF_GROUPS} GROUP BY version, attribute, value, prediction
-HAVING SUM(CASE kind WHEN 0 THEN answers WHEN 1 THEN -answers ELSE 0 END) > 0
+SELECT version, attribute, value, NULLIF(prediction, ''), NULLIF(truth, ''), SUM(answers),
+  SUM(confidence)
+{_OF_GROUPS} GROUP BY version, attribute, value, prediction, truth HAVING SUM(answers) > 0
 """
 GROUP_ERRORS = f"""
 SELECT version, attribute, value, SUM(answers), SUM(total), SUM(squares)
@@ -76,7 +70,7 @@ Stored = Mapping[str, Mapping[str, Sequence[Any]]]  # results of the queries by 
 def build_report(monitor: Monitor, model: str) -> MonitorReport:
     """Return the report on a model; without the store, it has the drift only."""
     versions = monitor.versions_of(model)
-    config = next((version.message.config for version in versions.values()), None)
+    config = monitor.config_of(model)
     stored: Stored = {name: {} for name in QUERIES}
     contests, problem = 0, monitor.store_problem
     try:
@@ -111,7 +105,7 @@ def _read(
     store: MonitorStore, model: str, sql: str, kind: Callable[..., Any]
 ) -> dict[str, list[Any]]:
     result = defaultdict[str, list[Any]](list)
-    recent = int((time.time() - RECENT_S) // HOUR_S)
+    recent = int((time.time() - RECENT_S) // 3600)
     for version, *values in store.read(sql, model=model, recent=recent):
         result[version].append(kind(*values))
     return dict(result)

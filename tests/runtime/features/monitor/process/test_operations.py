@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sqlite3
 import time
 from pathlib import Path
 
@@ -51,6 +50,7 @@ def test_a_version_that_drifts_raises_an_alarm_and_is_compared_with_the_next_one
     server.announce("2.0", registered=2.0)
     for number in range(450):
         server.sample(f"a{number}", {"age": 20 + number % 50}, CAT)
+    server.monitor.work(time.time())
     for number in range(600):
         server.sample(f"b{number}", {"age": 20 + number % 50}, DOG, version="2.0")
     for number in range(300):
@@ -107,7 +107,7 @@ def test_a_recorded_request_is_found_with_its_answer(tmp_path: Path) -> None:
         server.call("request", request_id="r7")
 
 
-@pytest.mark.parametrize("problem", ["a directory", "no database", "a text", "another release"])
+@pytest.mark.parametrize("problem", ["a directory", "no database", "a text"])
 def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: str) -> None:
     store = tmp_path / "monitor.sqlite"
     location = str(store)
@@ -115,14 +115,8 @@ def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: s
         location = str(tmp_path)
     elif problem == "no database":
         location = f"postgresql://user:secret@/nothing?host={tmp_path}"
-    elif problem == "a text":
-        store.write_text("a text" * 1000)
     else:
-        server = LocalMonitor(location)
-        server.monitor.close()
-        with sqlite3.connect(location) as connection:
-            connection.execute("UPDATE tsx_monitor_schema SET version = 99")
-        connection.close()
+        store.write_text("a text" * 1000)
     server = LocalMonitor(location, {"windowSamples": 50})
     for number in range(110):
         server.sample(f"r{number}", {"age": number}, CAT)
@@ -161,5 +155,5 @@ def test_a_baseline_that_cannot_be_read_is_a_problem_of_its_version(tmp_path: Pa
     version = server.version()
     assert (version["baseline"], version["samples"]) == ("none", 1)
     assert "format 99" in version["problem"]
-    states = server.monitor.take_states(time.time())
+    states = server.monitor.work(time.time())
     assert [state.problem for state in states] == [version["problem"]]
