@@ -7,7 +7,7 @@ import reprlib
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
 from typing import Annotated, Any
 
@@ -20,7 +20,7 @@ from pydantic import (
     model_validator,
 )
 from pydantic_core import from_json
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, String, bindparam, text
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.features.monitor.process.monitor import Monitor
@@ -39,6 +39,19 @@ ADD_CONTEST = """
 INSERT INTO tsx_monitor_contests VALUES (:id, :model, :version, :request_id, :at, NULL, :reason,
   :prediction, 'open', '') ON CONFLICT DO NOTHING
 """
+# A key names the newest request that had it.
+FIND_KEYS = """
+SELECT key, request_id FROM tsx_monitor_answers AS a WHERE model = :model AND key IN :names
+AND at = (SELECT max(at) FROM tsx_monitor_answers WHERE model = :model AND key = a.key)
+ORDER BY request_id
+"""
+# The order is the same in all servers, so that none waits for another in a circle.
+FIND_ANSWERS = """
+SELECT model, request_id, version, row, at, prediction, number, confidence, key, attributes, truth,
+  error, truth_at
+FROM tsx_monitor_answers WHERE model = :model AND request_id IN :names
+ORDER BY request_id, at, version, row
+"""
 Name = Annotated[str, AfterValidator(clean), Field(min_length=1, max_length=500)]
 
 
@@ -55,24 +68,18 @@ class FeedbackItem(FeedbackPart):
 
     request_id: Name | None = None
     key: Name | None = None
-    row: int | None = Field(default=None, ge=0, description="position of the row in the request")
-    truth: Any = Field(
-        default=None, description="a class or a number, or a list with one for each row"
-    )
+    row: int | None = None  # the position of the row in the request
+    truth: Any = None  # a class or a number, or a list with one for each row
     contest: ContestReason | None = None
     groups: dict[Name, Name] = Field(default={}, max_length=20)
-    at: datetime | None = Field(
-        default=None, description="time of the truth: ISO 8601, or s since 1970"
-    )
+    at: datetime | None = None  # the time of the truth: ISO 8601, or seconds since 1970
     version: Name | None = None
-    replace: bool = Field(default=False, description="correct an earlier truth")
+    replace: bool = False  # correct an earlier truth
 
     @model_validator(mode="after")
     def _check(self) -> FeedbackItem:
-        if (self.request_id is None) == (self.key is None):
-            raise ValueError("give either request_id or key")
-        if self.truth is None and self.contest is None:
-            raise ValueError("give truth, contest or both")
+        if (self.request_id is None) == (self.key is None) or self.truth is self.contest is None:
+            raise ValueError("give request_id or key, and truth, contest or both")
         return self
 
 
@@ -80,35 +87,29 @@ class _Rejected(Exception):
     """An item that cannot be stored, with the code and message of its error."""
 
 
-def parse_feedback(body: bytes) -> tuple[dict[int, FeedbackItem], list[FeedbackError]]:
-    """Return the valid items by their index, and an error for each other item.
+def parse_body(body: bytes) -> list[Any]:
+    """Return the items of a request.
 
     Raises:
         BadRequest: The body is neither a JSON object nor a list.
         PayloadTooLarge: There are too many items.
     """
     try:
-        entries = from_json(body)
+        items = from_json(body)
     except ValueError as error:
         raise BadRequest(f"The feedback is no JSON: {error}.") from error
-    if isinstance(entries, dict):
-        entries = [entries]
-    if not isinstance(entries, list):
+    if isinstance(items, dict):
+        return [items]
+    if not isinstance(items, list):
         raise BadRequest("Feedback is a JSON object, or a list of them.")
-    if len(entries) > MAX_ITEMS:
-        raise PayloadTooLarge(f"Feedback has {len(entries):,} items; send at most {MAX_ITEMS:,}.")
-    items, errors = {}, []
-    for index, entry in enumerate(entries):
-        try:
-            items[index] = FeedbackItem.model_validate(entry)
-        except ValidationError as error:
-            errors.append(FeedbackError(index=index, code="invalid", message=describe(error)))
-    return items, errors
+    if len(items) > MAX_ITEMS:
+        raise PayloadTooLarge(f"Feedback has {len(items):,} items; send at most {MAX_ITEMS:,}.")
+    return items
 
 
 def describe(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 class FeedbackJoin:
@@ -123,34 +124,51 @@ class FeedbackJoin:
         self._connection = connection
         self._model = model
         self._rows = defaultdict[str | None, dict[tuple[str, int], MonitoredAnswer]](dict)
-        self._ids: dict[str | None, str] = {}  # request ids by key
-        self._changed = dict[tuple[str, str, int], MonitoredAnswer]()
-        self._changes = CountChanges()
+        self._ids: dict[str, str] = {}  # request ids by key
+        self._changes: CountChanges = {}
 
-    def apply(
-        self, items: Mapping[int, FeedbackItem], errors: list[FeedbackError]
-    ) -> FeedbackResult:
-        """Store the items; add an error for each one that does not fit."""
-        store = self._monitor.store
-        ids = {item.request_id for item in items.values() if item.request_id is not None}
-        keys = {item.key for item in items.values() if item.key is not None}
-        rows, by_key = store.find_answers(self._connection, self._model, ids, keys)
-        self._ids.update(by_key)
+    def apply(self, entries: Sequence[Any]) -> FeedbackResult:
+        """Store the items; the result has an error for each one that does not fit."""
+        items, errors, results = dict[int, FeedbackItem](), dict[int, Any](), Counter[bool]()
+        for index, entry in enumerate(entries):
+            try:
+                items[index] = FeedbackItem.model_validate(entry)
+            except ValidationError as error:
+                errors[index] = "invalid", describe(error)
+        rows = self._read(items.values())
         for row in rows:
-            self._rows[row.request_id][row.version, row.row] = row
-        results = Counter[bool]()
+            self._rows[row.request_id][row[2:4]] = row
         for index, item in items.items():
             try:
                 results[self._apply(item)] += 1
             except _Rejected as error:
-                code, message = error.args
-                errors.append(FeedbackError(index=index, code=code, message=message))
-        if self._changed:
-            truths = [row._asdict() for row in self._changed.values()]
-            self._connection.execute(text(SET_TRUTH), truths)
-        store.write(self._connection, [], self._changes)
-        errors.sort(key=lambda error: error.index)
-        return FeedbackResult(accepted=results[True], duplicates=results[False], errors=errors)
+                errors[index] = error.args
+        changed = {row for rows in self._rows.values() for row in rows.values()}.difference(rows)
+        if changed:
+            self._connection.execute(text(SET_TRUTH), [row._asdict() for row in changed])
+        self._monitor.store.write(self._connection, [], self._changes)
+        return FeedbackResult(
+            accepted=results[True],
+            duplicates=results[False],
+            errors=[
+                FeedbackError(index=index, code=code, message=message)
+                for index, (code, message) in sorted(errors.items())
+            ],
+        )
+
+    def _read(self, items: Collection[FeedbackItem]) -> list[MonitoredAnswer]:
+        """Return the answers that items name, and lock them until the end of the transaction."""
+        names = bindparam("names", type_=String, expanding=True)
+        values = {"model": self._model, "names": [item.key for item in items if item.key]}
+        keys = self._connection.execute(text(FIND_KEYS).bindparams(names), values)
+        self._ids = dict(map(tuple, keys))
+        ids = {item.request_id for item in items if item.request_id}
+        lock = "" if self._connection.dialect.name == "sqlite" else " FOR UPDATE"
+        rows = self._connection.execute(
+            text(FIND_ANSWERS + lock).bindparams(names),
+            {"model": self._model, "names": [*ids.union(self._ids.values())]},
+        )
+        return [MonitoredAnswer(*row) for row in rows]
 
     def _apply(self, item: FeedbackItem) -> bool:
         """Apply an item; tell whether it changed anything."""
@@ -173,7 +191,7 @@ class FeedbackJoin:
 
     def _find(self, item: FeedbackItem) -> list[MonitoredAnswer]:
         """Return the rows that an item names, the earliest first."""
-        id = item.request_id if item.key is None else self._ids.get(item.key)
+        id = self._ids.get(item.key) if item.key else item.request_id
         rows = [
             row
             for row in self._rows[id].values()
@@ -196,34 +214,34 @@ class FeedbackJoin:
             message = f"the request has {len(numbers)} rows, and truth has {len(truths)} values"
             raise _Rejected("invalid", f"{message}; send a list with one for each, or `row`")
         by_row = dict(zip(numbers, truths, strict=True))
-        corrections = []
+        corrected, counts = [], list[Any]()
         for old in rows:
             new = _judge(old, by_row[old.row])
             stored = json.loads(old.attributes)
             # The attribute '' stands for all answers.
             counted = set() if old.truth is None else {"", *stored}
-            groups = item.groups | {name: group for name, group in stored.items() if group}
-            if old.truth == new.truth and counted >= {"", *groups}:
+            groups = (
+                {"": ""} | item.groups | {name: stored[name] for name in filter(stored.get, stored)}
+            )
+            if old.truth == new.truth and counted >= groups.keys():
                 continue
             if old.truth not in (None, new.truth):
                 if not item.replace:
                     message = f"the truth is {old.truth} already; correct it with `replace: true`"
                     raise _Rejected("conflict", message)
-                if missing := counted - {"", *groups}:
+                if missing := counted - groups.keys():
                     message = f"repeat the group of {min(missing)}, whose counts are corrected"
                     raise _Rejected("invalid", message)
-            attributes = json.dumps(dict.fromkeys(item.groups) | stored)
-            corrections.append(
-                (old, new._replace(truth_at=at, attributes=attributes), groups, counted)
-            )
-        for old, new, groups, counted in corrections:
-            for name, group in (groups | {"": ""}).items():
+            for name, group in groups.items():
                 before = old if name in counted else old._replace(truth=None)
-                self._monitor.count(self._changes, before, name, group, -1)
-                self._monitor.count(self._changes, new, name, group, 1)
-            self._rows[new.request_id][new.version, new.row] = new
-            self._changed[new[1:4]] = new
-        return bool(corrections)
+                counts += (before, name, group, -1), (new, name, group, 1)
+            attributes = json.dumps(dict.fromkeys(item.groups) | stored)
+            corrected.append(new._replace(truth_at=at, attributes=attributes))
+        for count in counts:
+            self._monitor.count(self._changes, *count)
+        for row in corrected:
+            self._rows[row.request_id][row[2:4]] = row
+        return bool(corrected)
 
 
 def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
@@ -236,15 +254,15 @@ def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
     if row.number is not None and number is not None:
         return row._replace(truth=repr(number), error=abs(number - row.number))
     label = clean(category_of(truth))
-    is_class = (
+    is_class = row.number is None and (
         isinstance(truth, str)
         or (number is not None and number_of(row.prediction) is not None)
         or (isinstance(truth, bool) and row.prediction in ("true", "false"))
     )
-    if row.number is not None or row.prediction is None or label is None or not is_class:
-        kind = f"the class {row.prediction}" if row.number is None else "a number"
-        if row.prediction is None:
-            kind = "not known; name its path as `prediction` of `monitor`"
-        message = f"the truth is {reprlib.repr(truth)}, and the answer is {kind}"
+    if row.prediction is None or label is None or not is_class:
+        message = (
+            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its class"
+            " or number is elsewhere, name the path as `prediction` of `monitor`"
+        )
         raise _Rejected("wrong_type", message)
     return row._replace(truth=label, error=float(label != row.prediction))

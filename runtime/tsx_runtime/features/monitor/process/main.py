@@ -8,7 +8,6 @@ import os
 import select
 import signal
 import socket
-import sys
 import time
 import traceback
 from collections.abc import Mapping
@@ -22,7 +21,7 @@ from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
-STORE_VARIABLE = "TSX_MONITOR_STORE"  # unlike an argument, other users cannot see its password
+STORE_VARIABLE = "TSX_MONITOR_STORE"  # a file or URL; other users can read arguments
 
 
 class MonitorProcess:
@@ -49,8 +48,8 @@ class MonitorProcess:
                 self._handle(head, body)
         try:
             self._monitor.close()
-        except TsxError as error:
-            print(error.message, file=sys.stderr)
+        except Exception as error:
+            self._log(error)
 
     def _work(self) -> None:
         try:
@@ -76,13 +75,12 @@ class MonitorProcess:
                     self._monitor.end(head["model"], head["version"])
                 case "call":
                     result = self._operations.call(head["operation"], body, head["arguments"])
-        except TsxError as error:
-            status, result = error.status, error_body(error.status, error.type, error.message)
         except Exception as error:  # The next frame may be a good one.
-            self._log(error)
-            message = "The monitor process has failed; the server's log has the reason."
-            status, result = 500, error_body(500, TsxError.type, message)
-            self._monitor.dropped[str(head.get("model")), "invalid"] += 1
+            if not isinstance(error, TsxError):
+                self._log(error)
+                self._monitor.dropped[str(head.get("model"))]["invalid"] += 1
+                error = TsxError("The monitor process has failed; the server's log has the reason.")
+            status, result = error.status, error_body(error.status, error.type, error.message)
         if head.get("kind") == "call":
             self._send({"kind": "result", "id": head.get("id"), "status": status}, result)
 
@@ -115,7 +113,6 @@ def _read(source: int, size: int) -> bytes:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="The monitor process of a server.")
-    parser.add_argument("--store", default=os.environ.get(STORE_VARIABLE), help="file or URL")
     parser.add_argument("--retention", type=float, required=True, help="in seconds")
     parser.add_argument("--instance", default=socket.gethostname(), help="name of the server")
     parser.add_argument("--events", help="URL that gets the samples as CloudEvents")
@@ -126,7 +123,7 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)  # The server ends it by the end of its input.
     events = EventSender(options.events) if options.events else None
-    store = MonitorStore(options.store, options.retention)
+    store = MonitorStore(os.environ.get(STORE_VARIABLE), options.retention)
     MonitorProcess(Monitor(store, options.instance, events), target).run(0)
 
 

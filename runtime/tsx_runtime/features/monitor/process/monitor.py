@@ -38,7 +38,7 @@ MAX_GROUPS = 200  # groups of an attribute, or classes, that are counted
 EVENTS_TIMEOUT_S = 3.0  # limit of the time for waiting events at the end
 
 TOTALS = """
-SELECT model, version, SUM(answers) AS answers,
+SELECT model, version, SUM(answers) AS feedback,
   1 - SUM(CASE kind WHEN 1 THEN total END) / SUM(CASE kind WHEN 1 THEN answers END) AS accuracy,
   SUM(CASE kind WHEN 2 THEN total END) / SUM(CASE kind WHEN 2 THEN answers END) AS mean_error
 FROM tsx_monitor_counts WHERE attribute = '' AND kind > 0 GROUP BY model, version
@@ -75,7 +75,7 @@ class MonitoredVersion:
         self.message = message
         self.samples = 0
         self.is_saved = True
-        self.totals: tuple[int, float | None, float | None] = (0, None, None)
+        self.totals: dict[str, Any] = {"feedback": 0, "accuracy": None, "mean_error": None}
         self.baseline = self.problem = None
         if baseline:
             try:
@@ -85,47 +85,45 @@ class MonitoredVersion:
         self._set_fields(message.fields or (self.baseline.fields if self.baseline else {}))
         self.windows = VersionWindows(message.config, self.baseline)
 
-    def dump(self) -> dict[str, Any]:
-        """Return what a later process needs to continue the windows, as a JSON value.
+    def dump(self) -> str:
+        """Return what a later process needs to continue the windows.
 
         It has no rows, so those of the current window are not in it.
         """
         # The fields are not final as long as they are guessed.
         fields = self.extractor.fields if self.windows.state.first is not None else {}
-        return {"columns": self._columns, "fields": fields, "windows": self.windows.dump()}
+        return json.dumps({self.columns: {"fields": fields, "windows": self.windows.dump()}})
 
-    def load(self, data: Mapping[str, Any]) -> bool:
-        """Continue with what `dump` returned, and return True if it has the same columns.
+    def load(self, dump: str) -> None:
+        """Continue with what `dump` returned if it has the same columns.
 
         Raises:
             ValueError, KeyError: It is the dump of another release.
         """
-        if data["columns"] != self._columns:
-            return False
-        self.windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
-        if data["fields"]:
-            self._set_fields(data["fields"])
-        return True
+        if data := json.loads(dump).get(self.columns):
+            self.windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
+            if data["fields"]:
+                self._set_fields(data["fields"])
+
+    @property
+    def columns(self) -> str:
+        """What the columns of the windows depend on."""
+        parts: Any = {"fields": True, "signature": True, "config": {"fields", "prediction"}}
+        return self.message.model_dump_json(include=parts)
 
     def state(self, store_problem: str | None) -> VersionState:
         windows, drifts = self.windows.state, self.windows.state.drifts.items()
         return VersionState(
-            self.message.model,
-            self.message.version,
-            self.samples,
-            windows.windows,
-            windows.drift,
-            [name for name, drift in drifts if drift.alarm],
-            {name: drift.psi for name, drift in drifts if drift.psi is not None},
-            *self.totals,
-            self.problem or store_problem,
+            model=self.message.model,
+            version=self.message.version,
+            samples=self.samples,
+            windows=windows.windows,
+            drift=windows.drift,
+            drifted=[name for name, drift in drifts if drift.alarm],
+            fields={name: drift.psi for name, drift in drifts if drift.psi is not None},
+            problem=self.problem or store_problem,
+            **self.totals,
         )
-
-    @property
-    def _columns(self) -> str:
-        """What the columns of the windows depend on."""
-        parts: Any = {"fields": True, "signature": True, "config": {"fields", "prediction"}}
-        return self.message.model_dump_json(include=parts)
 
     def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
         centres = self.baseline.centres if self.baseline is not None else {}
@@ -146,20 +144,23 @@ class Monitor:
         """Use a store, in which `instance` names the server, and send samples to `events` too."""
         self.store = store
         self.store_problem: str | None = None
-        self.dropped = Counter[tuple[str, str]]()
+        self.dropped = defaultdict[str, Counter[str]](Counter)
         self._instance = instance
         self._events = events
         self._versions: dict[tuple[str, str], MonitoredVersion] = {}
         self._rows: list[MonitoredAnswer] = []
-        self._changes = CountChanges()
+        self._changes: CountChanges = {}
         self._groups = defaultdict[tuple[str, str | None], set[str]](set)  # names by attribute
         self._commit_at = self._state_at = 0.0
 
     def versions_of(self, model: str) -> dict[str, MonitoredVersion]:
         """Return the versions of a model by their numbers, the newest first."""
-        versions = [version for (name, _), version in self._versions.items() if name == model]
-        versions.sort(key=lambda version: -version.message.registered)
-        return {version.message.version: version for version in versions}
+        versions = sorted(self._versions.values(), key=lambda version: -version.message.registered)
+        return {
+            version.message.version: version
+            for version in versions
+            if version.message.model == model
+        }
 
     def config_of(self, model: str) -> MonitorConfig | None:
         return next((version.message.config for version in self.versions_of(model).values()), None)
@@ -176,18 +177,19 @@ class Monitor:
         Raises:
             ValidationError: The message has no configuration.
         """
-        version = MonitoredVersion(VersionMessage.model_validate(head), body)
-        id = version.message.model, version.message.version
-        if (older := self._versions.get(id)) is None:
-            # A state of another release is not continued.
-            with suppress(StoreUnavailable, ValueError, KeyError):
-                for row in self.store.read(LOAD_STATE, **self._state_key(version)):
-                    version.load(json.loads(row.state))
-        else:
-            version.samples, version.is_saved = older.samples, older.is_saved
-            if version.load(older.dump()):
-                version.windows.rows = older.windows.rows
-        self._versions[id] = version
+        message = VersionMessage.model_validate(head)
+        id = message.model, message.version
+        if (older := self._versions.get(id)) is not None:
+            news = {"recording": message.recording, "recordings": message.recordings}
+            if older.message.model_copy(update=news) == message:
+                older.message = message
+                return
+            self.end(*id)
+        version = self._versions[id] = MonitoredVersion(message, body)
+        # A state of another release is not continued.
+        with suppress(StoreUnavailable, ValueError, KeyError):
+            for row in self.store.read(LOAD_STATE, **vars(message), instance=self._instance):
+                version.load(row["state"])
 
     def end(self, model: str, version: str) -> None:
         if (ended := self._versions.pop((model, version), None)) is not None:
@@ -199,27 +201,26 @@ class Monitor:
             self._events.send(sample)
         version = self._versions.get((sample.model, sample.version))
         if version is None:
-            self.dropped[sample.model, "stopped"] += 1
+            self.dropped[sample.model]["stopped"] += 1
             return
+        unreadable = version.extractor.unreadable
         rows = version.extractor.rows(sample)
+        self.dropped[sample.model]["unreadable"] += version.extractor.unreadable - unreadable
         for row in rows:
             version.windows.add(row, sample.at)
         version.samples += 1
         version.is_saved = False
         if len(self._rows) >= MAX_WAITING:
-            self.dropped.update((row.model, "store") for row in self._rows if row.row == 0)
-            self._rows, self._changes = [], CountChanges()
+            for waiting in self._rows:
+                self.dropped[waiting.model]["store"] += waiting.row == 0
+            self._rows, self._changes = [], {}
         if self.store.is_configured:
             for index, row in enumerate(rows):
                 self._add_row(version, sample, index, row)
 
     def dropped_of(self, model: str) -> Counter[str]:
         """Return the samples of a model that were not examined, stored or sent, by reason."""
-        dropped = Counter(
-            {reason: count for (name, reason), count in self.dropped.items() if name == model}
-        )
-        for version in self.versions_of(model).values():
-            dropped["unreadable"] += version.extractor.unreadable
+        dropped = self.dropped[model].copy()
         if self._events is not None:
             dropped["events"] = self._events.dropped[model] + self._events.failed[model]
         return dropped
@@ -229,19 +230,20 @@ class Monitor:
     ) -> None:
         """Change the counts of a group by answers like `row`; the attribute '' is for all."""
         kind = 0 if row.truth is None else 1 if row.number is None else 2
-        is_class = kind < 2 and row.number is None
-        prediction, truth = (row.prediction or "", row.truth or "") if is_class else ("", "")
+        truth = row.truth or "" if kind == 1 else ""
+        prediction = row.prediction or "" if row.number is None else ""
         if not kind:
             prediction = self._group_name(row.model, None, prediction)
         if attribute:
             group = self._group_name(row.model, attribute, group)
+        elif row.confidence is None:
+            group = "-1"
         else:
-            decile = -1 if row.confidence is None else max(0, min(9, int(row.confidence * 10)))
-            group = str(decile)
+            group = str(max(0, min(9, int(row.confidence * 10))))
         hour = int(row.at // 3600)
         key = CountKey(row.model, row.version, hour, attribute, group, kind, prediction, truth)
-        error = (row.error or 0.0) if kind else 0.0
-        changes[key].update(
+        error = row.error or 0.0 if kind else 0.0
+        changes.setdefault(key, Counter()).update(
             answers=answers,
             confidence=answers * (row.confidence or 0.0),
             total=answers * error,
@@ -256,18 +258,17 @@ class Monitor:
         if now < self._commit_at:
             return []
         self._commit_at = now + COMMIT_S
-        versions = sorted(self._versions.values(), key=lambda version: version.message.registered)
-        for version in versions:
-            version.windows.end_if_due(now)
-        for older, newer in pairwise(sorted(versions, key=lambda version: version.message.model)):
-            # The next window is compared with the last one of the version before.
-            if older.message.model == newer.message.model and older.windows.state.last:
-                newer.windows.previous = older.windows.state.last
+        for version in self._versions.values():
+            version.is_saved &= not version.windows.end_if_due(now)
+        for model in {model for model, _ in self._versions}:
+            for newer, older in pairwise(self.versions_of(model).values()):
+                # The next window is compared with the last one of the version before.
+                newer.windows.previous = older.windows.state.last or newer.windows.previous
         is_due = now >= self._state_at
         try:
             self.flush()
             if is_due:
-                self._work_on_store(versions)
+                self._work_on_store()
             self.store_problem = None
         except StoreUnavailable as error:
             self.store_problem = error.message
@@ -275,7 +276,7 @@ class Monitor:
             return []
         pause = max(STATE_S, PAUSE_FACTOR * (time.time() - now))
         self._state_at = now + min(MAX_STATE_S, pause)
-        return [version.state(self.store_problem) for version in versions]
+        return [version.state(self.store_problem) for version in self._versions.values()]
 
     def flush(self) -> None:
         """Store what waits.
@@ -285,7 +286,7 @@ class Monitor:
         """
         with self.store.transaction() as connection:
             self.store.write(connection, self._rows, self._changes)
-        self._rows, self._changes = [], CountChanges()
+        self._rows, self._changes = [], {}
 
     def close(self) -> None:
         """Store everything.
@@ -301,11 +302,12 @@ class Monitor:
                 self._save_state(version)
         self.store.close()
 
-    def _work_on_store(self, versions: list[MonitoredVersion]) -> None:
-        totals = {(row[0], row[1]): tuple(row[2:]) for row in self.store.read(TOTALS)}
-        for version in versions:
-            id = version.message.model, version.message.version
-            version.totals = totals.get(id, (0, None, None))
+    def _work_on_store(self) -> None:
+        for row in self.store.read(TOTALS):
+            id = row.pop("model"), row.pop("version")
+            if (counted := self._versions.get(id)) is not None:
+                counted.totals = row
+        for version in self._versions.values():
             self._save_state(version)
         self.store.expire()
 
@@ -338,11 +340,7 @@ class Monitor:
 
     def _save_state(self, version: MonitoredVersion) -> None:
         if not version.is_saved:
-            values = {"updated": time.time(), "state": json.dumps(version.dump())}
+            values = {"instance": self._instance, "updated": time.time(), "state": version.dump()}
             with self.store.transaction() as connection:
-                connection.execute(text(SAVE_STATE), values | self._state_key(version))
+                connection.execute(text(SAVE_STATE), vars(version.message) | values)
             version.is_saved = True
-
-    def _state_key(self, version: MonitoredVersion) -> dict[str, str]:
-        message = version.message
-        return {"model": message.model, "version": message.version, "instance": self._instance}

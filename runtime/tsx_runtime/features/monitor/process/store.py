@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from sqlalchemy import Connection, Engine, Row, bindparam, create_engine, text
+from sqlalchemy import Connection, Engine, create_engine, text
 from sqlalchemy.exc import SQLAlchemyError
 
 from tsx_archiver.errors import CacheError
@@ -75,19 +74,6 @@ ON CONFLICT (model, version, hour, attribute, value, kind, prediction, truth) DO
   answers = old.answers + excluded.answers, confidence = old.confidence + excluded.confidence,
   total = old.total + excluded.total, squares = old.squares + excluded.squares
 """
-# A key names the newest request that had it.
-FIND_KEYS = """
-SELECT key, request_id FROM tsx_monitor_answers AS a WHERE model = :model AND key IN :names
-AND at = (SELECT max(at) FROM tsx_monitor_answers WHERE model = :model AND key = a.key)
-ORDER BY request_id
-"""
-# The order is the same in all servers, so that none waits for another in a circle.
-FIND_ANSWERS = """
-SELECT model, request_id, version, row, at, prediction, number, confidence, key, attributes, truth,
-  error, truth_at
-FROM tsx_monitor_answers WHERE model = :model AND request_id IN :names
-ORDER BY request_id, at, version, row
-"""
 
 
 class MonitoredAnswer(NamedTuple):
@@ -121,11 +107,8 @@ class CountKey(NamedTuple):
     truth: str
 
 
-class CountChanges(defaultdict[CountKey, Any]):
-    """Changes of counts that are not written yet."""
-
-    def __init__(self) -> None:
-        super().__init__(Counter)
+# Changes of counts that are not written yet, as counters of `answers` and of the sums.
+CountChanges = dict[CountKey, Any]
 
 
 class MonitorStore:
@@ -165,33 +148,17 @@ class MonitorStore:
                 self._pause_until = time.monotonic() + TIMEOUT_S
             raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S) from error
 
-    def read(self, sql: str, **values: Any) -> list[Row[Any]]:
+    def read(self, sql: str, **values: Any) -> list[dict[str, Any]]:
         """Return the rows of a query in a transaction of its own."""
         with self.transaction() as connection:
-            return list(connection.execute(text(sql), values))
-
-    def find_answers(
-        self, connection: Connection, model: str, ids: Iterable[str], keys: Collection[str]
-    ) -> tuple[list[MonitoredAnswer], dict[str, str]]:
-        """Return the answers with request ids, and the request ids of keys.
-
-        The answers are locked until the end of the transaction.
-        """
-        names = bindparam("names", expanding=True)
-        values = {"model": model, "names": sorted(keys)}
-        found = connection.execute(text(FIND_KEYS).bindparams(names), values) if keys else ()
-        by_key = dict(map(tuple, found))
-        values["names"] = sorted({*ids, *by_key.values()})
-        lock = " FOR UPDATE" if self._is_postgres else ""
-        rows = connection.execute(text(FIND_ANSWERS + lock).bindparams(names), values)
-        return [MonitoredAnswer(*row) for row in rows], by_key
+            return [dict(row._mapping) for row in connection.execute(text(sql), values)]
 
     def write(
         self, connection: Connection, answers: Iterable[MonitoredAnswer], changes: CountChanges
     ) -> None:
         """Store answers, except those whose request id is known, and change the counts."""
+        rows = [row._asdict() for row in answers]
         # The order is the same in all servers, so that none waits for another in a circle.
-        rows = [row._asdict() for row in sorted(answers, key=lambda answer: answer[:4])]
         sums = [key._asdict() | dict(sums) for key, sums in sorted(changes.items())]
         for sql, values in ((ADD_ANSWERS, rows), (ADD_COUNTS, sums)):
             if values:
@@ -227,7 +194,10 @@ class MonitorStore:
         import psycopg  # an optional dependency
         from psycopg.conninfo import conninfo_to_dict
 
-        defaults: dict[str, Any] = {"connect_timeout": TIMEOUT_S, "options": "-c statement_timeout=20000"}
+        defaults: dict[str, Any] = {
+            "connect_timeout": TIMEOUT_S,
+            "options": "-c statement_timeout=20000",
+        }
         try:
             parts = conninfo_to_dict(self._location)
         except psycopg.Error:  # The error's text may contain the password.

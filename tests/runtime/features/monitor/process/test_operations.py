@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests.runtime.features.monitor.process.local_monitor import CAT, DOG, LocalMonitor
+from tests.support.servers import DEADLINE, FreePorts
 from tsx_runtime import recordings
 from tsx_runtime.errors import RequestNotFound, StoreUnavailable
+from tsx_runtime.features.monitor.process.events import EventSender
 
 
 def test_answers_are_counted_by_group_and_truth(location: str) -> None:
@@ -150,6 +152,7 @@ def test_answers_wait_for_a_store_that_cannot_be_used_and_are_dropped_when_they_
 def test_a_baseline_that_cannot_be_read_is_a_problem_of_its_version(tmp_path: Path) -> None:
     server = LocalMonitor(str(tmp_path / "monitor.sqlite"))
     head = {"model": "m", "version": "1.0", "config": {}, "registered": 1.0}
+    server.monitor.end("m", "1.0")
     server.monitor.set_version(head, b'{"format": 99, "rows": 1, "created": 1}')
     server.sample("r1", {"age": 1}, CAT)
     version = server.version()
@@ -157,3 +160,13 @@ def test_a_baseline_that_cannot_be_read_is_a_problem_of_its_version(tmp_path: Pa
     assert "format 99" in version["problem"]
     states = server.monitor.work(time.time())
     assert [state.problem for state in states] == [version["problem"]]
+
+
+def test_samples_that_are_not_sent_as_events_are_in_the_report(
+    tmp_path: Path, free_ports: FreePorts
+) -> None:
+    events = EventSender(f"http://127.0.0.1:{free_ports(1)[0]}/")
+    server = LocalMonitor(str(tmp_path / "monitor.sqlite"), events=events)
+    server.sample("r1", {"age": 1}, CAT)
+    events.close(DEADLINE)
+    assert server.call("report", dropped={"slow": 1})["dropped"] == {"events": 1, "slow": 1}
