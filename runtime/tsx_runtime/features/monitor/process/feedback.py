@@ -123,7 +123,7 @@ class FeedbackJoin:
         self._monitor = monitor
         self._connection = connection
         self._model = model
-        self._rows = defaultdict[str | None, dict[tuple[str, int], MonitoredAnswer]](dict)
+        self._rows = defaultdict[str, dict[tuple[str, int], MonitoredAnswer]](dict)
         self._ids: dict[str, str] = {}  # request ids by key
         self._changes: CountChanges = {}
 
@@ -162,13 +162,16 @@ class FeedbackJoin:
         values = {"model": self._model, "names": [item.key for item in items if item.key]}
         keys = self._connection.execute(text(FIND_KEYS).bindparams(names), values)
         self._ids = dict(map(tuple, keys))
-        ids = {item.request_id for item in items if item.request_id}
+        ids = {self._id_of(item) for item in items}
         lock = "" if self._connection.dialect.name == "sqlite" else " FOR UPDATE"
         rows = self._connection.execute(
             text(FIND_ANSWERS + lock).bindparams(names),
-            {"model": self._model, "names": [*ids.union(self._ids.values())]},
+            {"model": self._model, "names": list(ids)},
         )
         return [MonitoredAnswer(*row) for row in rows]
+
+    def _id_of(self, item: FeedbackItem) -> str:
+        return item.request_id or self._ids.get(item.key or "", "")
 
     def _apply(self, item: FeedbackItem) -> bool:
         """Apply an item; tell whether it changed anything."""
@@ -191,10 +194,9 @@ class FeedbackJoin:
 
     def _find(self, item: FeedbackItem) -> list[MonitoredAnswer]:
         """Return the rows that an item names, the earliest first."""
-        id = self._ids.get(item.key) if item.key else item.request_id
         rows = [
             row
-            for row in self._rows[id].values()
+            for row in self._rows[self._id_of(item)].values()
             if item.key in (None, row.key) and item.row in (None, row.row)
         ]
         if chosen := [row for row in rows if item.version in (None, row.version)]:
@@ -220,9 +222,8 @@ class FeedbackJoin:
             stored = json.loads(old.attributes)
             # The attribute '' stands for all answers.
             counted = set() if old.truth is None else {"", *stored}
-            groups = (
-                {"": ""} | item.groups | {name: stored[name] for name in filter(stored.get, stored)}
-            )
+            known = {name: group for name, group in stored.items() if group is not None}
+            groups = {"": ""} | item.groups | known
             if old.truth == new.truth and counted >= groups.keys():
                 continue
             if old.truth not in (None, new.truth):

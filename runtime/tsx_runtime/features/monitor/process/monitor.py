@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from sqlalchemy import text
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.monitor.baseline import OTHERS, parse_baseline
+from tsx_archiver.monitor.baseline import OTHERS, MonitorBaseline, parse_baseline
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.messages import MonitorSample, VersionState
@@ -76,13 +76,14 @@ class MonitoredVersion:
         self.samples = 0
         self.is_saved = True
         self.totals: dict[str, Any] = {"feedback": 0, "accuracy": None, "mean_error": None}
-        self.baseline = self.problem = None
+        self.problem: str | None = None
+        self.baseline = MonitorBaseline.model_validate({"rows": 0, "created": 0})
         if baseline:
             try:
                 self.baseline = parse_baseline(baseline, "the baseline of the archive")
             except CannotPack as error:
                 self.problem = str(error)
-        self._set_fields(message.fields or (self.baseline.fields if self.baseline else {}))
+        self._set_fields(message.fields or self.baseline.fields)
         self.windows = VersionWindows(message.config, self.baseline)
 
     def dump(self) -> str:
@@ -126,8 +127,8 @@ class MonitoredVersion:
         )
 
     def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
-        centres = self.baseline.centres if self.baseline is not None else {}
-        self.extractor = Extractor(self.message.config, fields, self.message.signature, centres)
+        message, centres = self.message, self.baseline.centres
+        self.extractor = Extractor(message.config, fields, message.signature, centres)
 
 
 class Monitor:
@@ -289,18 +290,20 @@ class Monitor:
         self._rows, self._changes = [], {}
 
     def close(self) -> None:
-        """Store everything.
+        """Store everything, and send the events that wait.
 
         Raises:
             StoreUnavailable: It cannot be stored.
         """
-        if self._events is not None:
-            self._events.close(EVENTS_TIMEOUT_S)
-        if self.store.is_configured:
-            self.flush()
-            for version in self._versions.values():
-                self._save_state(version)
-        self.store.close()
+        try:
+            if self.store.is_configured:
+                self.flush()
+                for version in self._versions.values():
+                    self._save_state(version)
+        finally:
+            self.store.close()
+            if self._events is not None:
+                self._events.close(EVENTS_TIMEOUT_S)
 
     def _work_on_store(self) -> None:
         for row in self.store.read(TOTALS):

@@ -87,7 +87,7 @@ _OF_ALL = "FROM tsx_monitor_counts WHERE model = :model AND attribute = ''"
 _OF_GROUPS = "FROM tsx_monitor_counts WHERE model = :model AND attribute != ''"
 SERVED = f"""
 SELECT version, MIN(hour) * 3600 AS first, MAX(hour) * 3600 AS last, SUM(answers) AS samples
-{_OF_ALL} GROUP BY version
+{_OF_ALL} GROUP BY version ORDER BY 2 DESC
 """
 OUTCOMES = f"""
 SELECT version, {_PERIOD}, prediction, truth, CAST(value AS INTEGER) AS bin,
@@ -173,10 +173,7 @@ class Operations:
             contests = self._store.read(OPEN_CONTESTS, model=model)[0]["contests"]
         except StoreUnavailable as error:
             problem = error.message
-        ended = sorted(
-            stored.keys() - versions.keys(), key=lambda name: -stored[name]["served"][0]["first"]
-        )
-        names = [*versions, *ended]
+        names = list(dict.fromkeys((*versions, *stored)))
         return MonitorReport(
             model=model,
             monitoring=bool(versions),
@@ -266,7 +263,7 @@ def _version(
     }
     if version is not None:
         windows = version.windows.state
-        kind = "archive" if version.baseline is not None else "first window"
+        kind = "archive" if windows.created else "first window"
         report |= {
             "first": windows.first,
             "last": windows.latest or None,

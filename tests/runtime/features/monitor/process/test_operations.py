@@ -170,3 +170,13 @@ def test_samples_that_are_not_sent_as_events_are_in_the_report(
     server.sample("r1", {"age": 1}, CAT)
     events.close(DEADLINE)
     assert server.call("report", dropped={"slow": 1})["dropped"] == {"events": 1, "slow": 1}
+
+
+def test_a_recording_that_begins_does_not_end_the_window(tmp_path: Path) -> None:
+    server = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    for number in range(60):
+        server.sample(f"r{number}", {"age": number}, CAT)
+    server.announce("1.0", recording=True)
+    server.sample("r60", {"age": 1}, CAT)
+    version = server.version()
+    assert (version["samples"], version["window_samples"]) == (61, 11)
