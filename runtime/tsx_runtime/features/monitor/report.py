@@ -172,7 +172,7 @@ class MonitorReport(BaseModel):
     config: MonitorConfig | None = None
     samples: int = Field(0, description="samples since the server was started")
     dropped: dict[str, int] = Field(
-        {}, description="samples that were not examined, by reason: slow, size, stopped"
+        {}, description="samples that were not examined, stored or sent, by reason"
     )
     problem: str | None = None
     versions: list[VersionReport] = Field([], description="the newest first")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from datetime import datetime, timezone
 
@@ -33,14 +34,15 @@ class EventSender:
 
     Attributes:
         sent: The number of samples that the receiver has accepted.
-        dropped: The number of samples that were not sent, since too many were waiting.
-        failed: The number of samples that the receiver has not accepted.
+        dropped: The number of samples by model that were not sent, since too many were waiting.
+        failed: The number of samples by model that the receiver has not accepted.
         problem: Why the last sample was not accepted.
     """
 
     def __init__(self, url: str, source: str = "tsx", namespace: str = "") -> None:
         """Start the thread; `source` and a namespace of Kubernetes tell where samples are from."""
-        self.sent = self.dropped = self.failed = 0
+        self.sent = 0
+        self.dropped, self.failed = Counter[str](), Counter[str]()
         self.problem: str | None = None
         self._url = url
         self._source = source
@@ -60,7 +62,7 @@ class EventSender:
         size = _size_of(sample)
         waiting = self._queued_bytes - self._done_bytes
         if waiting and waiting + size > MAX_WAITING_BYTES:
-            self.dropped += 1
+            self.dropped[sample.model] += 1
             return
         self._queued_bytes += size
         self._samples.put(sample)
@@ -78,7 +80,7 @@ class EventSender:
                 for headers, body in events_of(sample, self._source, self._namespace):
                     self._post(headers, body)
             except (urllib3.exceptions.HTTPError, ValueError) as error:
-                self.failed += 1
+                self.failed[sample.model] += 1
                 problem = redacted(f"{self._url}: {error}")
                 if self.problem is None:
                     logger.warning("events cannot be sent to %s", problem)

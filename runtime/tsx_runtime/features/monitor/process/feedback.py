@@ -7,165 +7,171 @@ import reprlib
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Sequence
 from datetime import datetime, timezone
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
-    BeforeValidator,
     ConfigDict,
     Field,
     ValidationError,
     model_validator,
 )
 from pydantic_core import from_json
-from sqlalchemy import Connection, text
+from sqlalchemy import Connection, String, bindparam, text
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
-from tsx_runtime.features.monitor.process.store import (
-    ADD_CONTEST,
-    HOUR_S,
-    SET_TRUTH,
-    CountChanges,
-    CountKey,
-    MonitoredAnswer,
-    MonitorStore,
-    clean,
-)
+from tsx_runtime.features.monitor.process.monitor import Monitor
+from tsx_runtime.features.monitor.process.store import CountChanges, MonitoredAnswer, clean
 from tsx_runtime.features.monitor.report import FeedbackError, FeedbackResult
 from tsx_runtime.features.monitor.statistics.facts import category_of, number_of
 
 MAX_ITEMS = 10_000
 MAX_SKEW_S = 300  # tolerance for a client's clock
-MAX_NUMBER = 1e150  # The squares of errors are summed.
+SET_TRUTH = """
+UPDATE tsx_monitor_answers
+SET truth = :truth, error = :error, truth_at = :truth_at, attributes = :attributes
+WHERE model = :model AND request_id = :request_id AND version = :version AND row = :row
+"""
+ADD_CONTEST = """
+INSERT INTO tsx_monitor_contests VALUES (:id, :model, :version, :request_id, :at, NULL, :reason,
+  :prediction, 'open', '') ON CONFLICT DO NOTHING
+"""
+# A key names the newest request that had it.
+FIND_KEYS = """
+SELECT key, request_id FROM tsx_monitor_answers AS a WHERE model = :model AND key IN :names
+AND at = (SELECT max(at) FROM tsx_monitor_answers WHERE model = :model AND key = a.key)
+ORDER BY request_id
+"""
+# The order is the same in all servers, so that none waits for another in a circle.
+FIND_ANSWERS = """
+SELECT model, request_id, version, row, at, prediction, number, confidence, key, attributes, truth,
+  error, truth_at
+FROM tsx_monitor_answers WHERE model = :model AND request_id IN :names
+ORDER BY request_id, at, version, row
+"""
+Name = Annotated[str, AfterValidator(clean), Field(min_length=1, max_length=500)]
 
 
-def _to_text(value: Any) -> Any:
-    """Return a number as a text, and a text that a database can store."""
-    return clean(str(value)) if type(value) in (int, str) else value
+class FeedbackPart(BaseModel):
+    model_config = ConfigDict(extra="forbid", coerce_numbers_to_str=True)
 
 
-Name = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=500)]
-Reason = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=2000)]
+class ContestReason(FeedbackPart):
+    reason: Annotated[str, AfterValidator(clean), Field(min_length=1, max_length=2000)]
 
 
-class ContestReason(BaseModel):
-    model_config = ConfigDict(extra="forbid")
-
-    reason: Reason
-
-
-class FeedbackItem(BaseModel):
+class FeedbackItem(FeedbackPart):
     """The truth of an answer, or a contest, or both."""
-
-    model_config = ConfigDict(extra="forbid")
 
     request_id: Name | None = None
     key: Name | None = None
-    row: int | None = Field(default=None, ge=0, description="position of the row in the request")
-    truth: Any = Field(
-        default=None, description="a class or a number, or a list with one for each row"
-    )
+    row: int | None = None  # the position of the row in the request
+    truth: Any = None  # a class or a number, or a list with one for each row
     contest: ContestReason | None = None
     groups: dict[Name, Name] = Field(default={}, max_length=20)
-    at: datetime | None = Field(
-        default=None, description="time of the truth: ISO 8601, or s since 1970"
-    )
+    at: datetime | None = None  # the time of the truth: ISO 8601, or seconds since 1970
     version: Name | None = None
-    replace: bool = Field(default=False, description="correct an earlier truth")
+    replace: bool = False  # correct an earlier truth
 
     @model_validator(mode="after")
     def _check(self) -> FeedbackItem:
-        if (self.request_id is None) == (self.key is None):
-            raise ValueError("give either request_id or key")
-        if self.truth is None and self.contest is None:
-            raise ValueError("give truth, contest or both")
+        if (self.request_id is None) == (self.key is None) or self.truth is self.contest is None:
+            raise ValueError("give request_id or key, and truth, contest or both")
         return self
-
-
-class JoinRules(NamedTuple):
-    """What the join knows of a model."""
-
-    model: str
-    versions: Collection[str]  # monitored ones
-    attributes: Collection[str]  # names that feedback may use
-    advice: str  # why an answer may be unknown
-    group_of: Callable[[str, str], str]  # the counted group of an attribute and its value
 
 
 class _Rejected(Exception):
     """An item that cannot be stored, with the code and message of its error."""
 
 
-def parse_feedback(body: bytes) -> tuple[dict[int, FeedbackItem], list[FeedbackError]]:
-    """Return the valid items by their index, and an error for each other item.
+def parse_body(body: bytes) -> list[Any]:
+    """Return the items of a request.
 
     Raises:
         BadRequest: The body is neither a JSON object nor a list.
         PayloadTooLarge: There are too many items.
     """
     try:
-        entries = from_json(body)
+        items = from_json(body)
     except ValueError as error:
         raise BadRequest(f"The feedback is no JSON: {error}.") from error
-    if not isinstance(entries, list | dict):
+    if isinstance(items, dict):
+        return [items]
+    if not isinstance(items, list):
         raise BadRequest("Feedback is a JSON object, or a list of them.")
-    entries = entries if isinstance(entries, list) else [entries]
-    if len(entries) > MAX_ITEMS:
-        raise PayloadTooLarge(f"Feedback has {len(entries):,} items; send at most {MAX_ITEMS:,}.")
-    items, errors = {}, []
-    for index, entry in enumerate(entries):
-        try:
-            items[index] = FeedbackItem.model_validate(entry)
-        except ValidationError as error:
-            errors.append(FeedbackError(index=index, code="invalid", message=describe(error)))
-    return items, errors
+    if len(items) > MAX_ITEMS:
+        raise PayloadTooLarge(f"Feedback has {len(items):,} items; send at most {MAX_ITEMS:,}.")
+    return items
 
 
 def describe(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
-    return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
 
 
 class FeedbackJoin:
-    """The join of items in one transaction.
+    """The join of items with the answers of a model, in one transaction.
 
     The result is the same however often and in which order items come, except that the first truth
     of an answer stays without `replace`.
     """
 
-    def __init__(self, store: MonitorStore, connection: Connection, rules: JoinRules) -> None:
-        self._store = store
+    def __init__(self, monitor: Monitor, connection: Connection, model: str) -> None:
+        self._monitor = monitor
         self._connection = connection
-        self._rules = rules
-        self._rows = defaultdict[str | None, dict[tuple[str, int], MonitoredAnswer]](dict)
+        self._model = model
+        self._rows = defaultdict[str, dict[tuple[str, int], MonitoredAnswer]](dict)
         self._ids: dict[str, str] = {}  # request ids by key
-        self._changed = dict[tuple[str, str, int], MonitoredAnswer]()
-        self._changes = CountChanges()
+        self._changes: CountChanges = {}
 
-    def apply(
-        self, items: Mapping[int, FeedbackItem], errors: list[FeedbackError]
-    ) -> FeedbackResult:
-        """Store the items; add an error for each one that does not fit."""
-        ids = {item.request_id for item in items.values() if item.request_id is not None}
-        keys = {item.key for item in items.values() if item.key is not None}
-        rows, self._ids = self._store.find_answers(self._connection, self._rules.model, ids, keys)
+    def apply(self, entries: Sequence[Any]) -> FeedbackResult:
+        """Store the items; the result has an error for each one that does not fit."""
+        items, errors, results = dict[int, FeedbackItem](), dict[int, Any](), Counter[bool]()
+        for index, entry in enumerate(entries):
+            try:
+                items[index] = FeedbackItem.model_validate(entry)
+            except ValidationError as error:
+                errors[index] = "invalid", describe(error)
+        rows = self._read(items.values())
         for row in rows:
-            self._rows[row.request_id][row.version, row.row] = row
-        results = Counter[bool]()
+            self._rows[row.request_id][row[2:4]] = row
         for index, item in items.items():
             try:
                 results[self._apply(item)] += 1
             except _Rejected as error:
-                code, message = error.args
-                errors.append(FeedbackError(index=index, code=code, message=message))
-        if self._changed:
-            truths = [row._asdict() for _, row in sorted(self._changed.items())]
-            self._connection.execute(text(SET_TRUTH), truths)
-        self._store.write(self._connection, [], self._changes)
-        errors.sort(key=lambda error: error.index)
-        return FeedbackResult(accepted=results[True], duplicates=results[False], errors=errors)
+                errors[index] = error.args
+        changed = {row for rows in self._rows.values() for row in rows.values()}.difference(rows)
+        if changed:
+            self._connection.execute(text(SET_TRUTH), [row._asdict() for row in changed])
+        self._monitor.store.write(self._connection, [], self._changes)
+        return FeedbackResult(
+            accepted=results[True],
+            duplicates=results[False],
+            errors=[
+                FeedbackError(index=index, code=code, message=message)
+                for index, (code, message) in sorted(errors.items())
+            ],
+        )
+
+    def _read(self, items: Collection[FeedbackItem]) -> list[MonitoredAnswer]:
+        """Return the answers that items name, and lock them until the end of the transaction."""
+        names = bindparam("names", type_=String, expanding=True)
+        values = {"model": self._model, "names": [item.key for item in items if item.key]}
+        keys = self._connection.execute(text(FIND_KEYS).bindparams(names), values)
+        self._ids = dict(map(tuple, keys))
+        ids = {self._id_of(item) for item in items}
+        lock = "" if self._connection.dialect.name == "sqlite" else " FOR UPDATE"
+        rows = self._connection.execute(
+            text(FIND_ANSWERS + lock).bindparams(names),
+            {"model": self._model, "names": list(ids)},
+        )
+        return [MonitoredAnswer(*row) for row in rows]
+
+    def _id_of(self, item: FeedbackItem) -> str:
+        return item.request_id or self._ids.get(item.key or "", "")
 
     def _apply(self, item: FeedbackItem) -> bool:
         """Apply an item; tell whether it changed anything."""
@@ -174,85 +180,69 @@ class FeedbackJoin:
             at = (item.at if item.at.tzinfo else item.at.replace(tzinfo=timezone.utc)).timestamp()
         if at > now + MAX_SKEW_S:
             raise _Rejected("future", f"at is {at - now:,.0f} s later than the server's time")
-        if undeclared := item.groups.keys() - self._rules.attributes:
+        config = self._monitor.config_of(self._model)
+        if undeclared := item.groups.keys() - (config.groups if config else ()):
             message = f"the attribute {min(undeclared)} is not in `groups` of the monitoring"
             raise _Rejected("invalid", message)
         rows = self._find(item)
-        truths = [] if item.truth is None else self._truths(item, rows)
-        has_changed = [self._set_truth(new._replace(truth_at=at), item) for new in truths]
+        has_changed = item.truth is not None and self._set_truths(item, rows, at)
         if item.contest is not None:
             contest = {"id": uuid.uuid4().hex, "at": at, "reason": item.contest.reason}
-            values = rows[0]._asdict() | contest | {"state": "open", "response": ""}
-            result = self._connection.execute(text(ADD_CONTEST), values)
-            has_changed.append(result.rowcount > 0)
-        return any(has_changed)
+            result = self._connection.execute(text(ADD_CONTEST), rows[0]._asdict() | contest)
+            has_changed |= result.rowcount > 0
+        return has_changed
 
     def _find(self, item: FeedbackItem) -> list[MonitoredAnswer]:
-        """Return the rows that an item names, those of the first version first."""
-        id = self._ids.get(item.key) if item.key is not None else item.request_id
+        """Return the rows that an item names, the earliest first."""
         rows = [
             row
-            for row in self._rows[id].values()
+            for row in self._rows[self._id_of(item)].values()
             if item.key in (None, row.key) and item.row in (None, row.row)
         ]
-        chosen = [row for row in rows if item.version in (None, row.version)]
-        if chosen:
-            return sorted(chosen, key=lambda row: (row.at, row.version, row.row))
-        names = {"key": item.key, "request_id": item.request_id, "version": item.version}
-        name = ", ".join(f"{name} {value}" for name, value in names.items() if value is not None)
-        is_gone = rows or item.version not in (None, *self._rules.versions)
+        if chosen := [row for row in rows if item.version in (None, row.version)]:
+            return chosen
+        is_gone = rows or item.version not in (None, *self._monitor.versions_of(self._model))
+        name = f"request_id {item.request_id}" if item.key is None else f"key {item.key}"
         raise _Rejected(
             "version_gone" if is_gone else "unknown_request",
-            f"no answer with the {name} is stored; {self._rules.advice}",
+            f"no answer with the {name} is stored; {self._monitor.advice(self._model)}",
         )
 
-    def _truths(self, item: FeedbackItem, rows: list[MonitoredAnswer]) -> list[MonitoredAnswer]:
-        """Return the rows with their truths and errors, after all checks."""
+    def _set_truths(self, item: FeedbackItem, rows: list[MonitoredAnswer], at: float) -> bool:
+        """Note the truths of rows and change the counts; tell whether anything changed."""
         numbers = sorted({row.row for row in rows})
         truths = item.truth if isinstance(item.truth, list) else [item.truth]
         if len(truths) != len(numbers):
             message = f"the request has {len(numbers)} rows, and truth has {len(truths)} values"
             raise _Rejected("invalid", f"{message}; send a list with one for each, or `row`")
         by_row = dict(zip(numbers, truths, strict=True))
-        judged = [_judge(row, by_row[row.row]) for row in rows]
-        for old, new in zip(rows, judged, strict=True):
-            if old.truth in (None, new.truth):
+        corrected, counts = [], list[Any]()
+        for old in rows:
+            new = _judge(old, by_row[old.row])
+            stored = json.loads(old.attributes)
+            # The attribute '' stands for all answers.
+            counted = set() if old.truth is None else {"", *stored}
+            known = {name: group for name, group in stored.items() if group is not None}
+            groups = {"": ""} | item.groups | known
+            if old.truth == new.truth and counted >= groups.keys():
                 continue
-            if not item.replace:
-                message = f"the truth is {old.truth} already; correct it with `replace: true`"
-                raise _Rejected("conflict", message)
-            if missing := _counted(old) - self._groups(old, item).keys():
-                message = f"repeat the group of {min(missing)}, whose counts are to be corrected"
-                raise _Rejected("invalid", message)
-        return judged
-
-    def _set_truth(self, new: MonitoredAnswer, item: FeedbackItem) -> bool:
-        """Note a truth, and change the counts; tell whether anything changed."""
-        rows, id = self._rows[new.request_id], (new.version, new.row)
-        old, groups, counted = rows[id], self._groups(new, item), _counted(new)
-        if old.truth == new.truth and counted >= groups.keys():
-            return False
-        for attribute, value in groups.items():
-            if attribute in counted:
-                self._count(old, attribute, value, -1)
-            self._count(new, attribute, value, 1)
-        rows[id] = new._replace(counted=json.dumps(sorted(counted | groups.keys())))
-        self._changed[new[1:4]] = rows[id]
-        return True
-
-    def _groups(self, row: MonitoredAnswer, item: FeedbackItem) -> dict[str, str]:
-        """Return the groups of an answer by attribute; '' has the decile of the confidence."""
-        groups = item.groups | json.loads(row.attributes or "{}")
-        decile = -1 if row.confidence is None else max(0, min(9, int(row.confidence * 10)))
-        return {name: self._rules.group_of(name, value) for name, value in groups.items()} | {
-            "": str(decile)
-        }
-
-    def _count(self, row: MonitoredAnswer, attribute: str, value: str, answers: int) -> None:
-        classes = (1, row.prediction or "", row.truth or "") if row.number is None else (2,)
-        hour = int(row.at // HOUR_S)
-        key = CountKey(row.model, row.version, hour, attribute, value, *classes)
-        self._changes.add(key, answers, row.confidence, row.error or 0.0)
+            if old.truth not in (None, new.truth):
+                if not item.replace:
+                    message = f"the truth is {old.truth} already; correct it with `replace: true`"
+                    raise _Rejected("conflict", message)
+                if missing := counted - groups.keys():
+                    message = f"repeat the group of {min(missing)}, whose counts are corrected"
+                    raise _Rejected("invalid", message)
+            for name, group in groups.items():
+                before = old if name in counted else old._replace(truth=None)
+                counts += (before, name, group, -1), (new, name, group, 1)
+            attributes = json.dumps(dict.fromkeys(item.groups) | stored)
+            corrected.append(new._replace(truth_at=at, attributes=attributes))
+        for count in counts:
+            self._monitor.count(self._changes, *count)
+        for row in corrected:
+            self._rows[row.request_id][row[2:4]] = row
+        return bool(corrected)
 
 
 def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
@@ -261,28 +251,21 @@ def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
     A text may be a class that the model has never predicted. A number is a class of a model whose
     classes are numbers, and `true` and `false` are classes of one whose classes they are.
     """
-    is_number = isinstance(truth, int | float) and not isinstance(truth, bool)
-    if row.number is not None:
-        number = None if isinstance(truth, bool) else number_of(truth)  # CSV has texts of numbers.
-        if number is None or not abs(number) < MAX_NUMBER:
-            message = f"the answer is a number, and the truth is {reprlib.repr(truth)}"
-            raise _Rejected("wrong_type", message)
+    # CSV has texts of numbers.
+    types = (int, float) if row.number is None else (int, float, str)
+    number = number_of(truth) if type(truth) in types else None
+    if row.number is not None and number is not None:
         return row._replace(truth=repr(number), error=abs(number - row.number))
-    if row.prediction is None:
-        message = "the answer has no class or number; name its path as `prediction` of `monitor`"
-        raise _Rejected("wrong_type", message)
-    label = category_of(truth)
-    is_same_type = (
+    label = clean(category_of(truth))
+    is_class = row.number is None and (
         isinstance(truth, str)
-        or (is_number and number_of(row.prediction) is not None)
+        or (number is not None and number_of(row.prediction) is not None)
         or (isinstance(truth, bool) and row.prediction in ("true", "false"))
     )
-    if label is None or not is_same_type:
-        message = f"the answer is a class, {row.prediction}, and the truth is {reprlib.repr(truth)}"
+    if row.prediction is None or label is None or not is_class:
+        message = (
+            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its class"
+            " or number is elsewhere, name the path as `prediction` of `monitor`"
+        )
         raise _Rejected("wrong_type", message)
-    label = clean(label)
     return row._replace(truth=label, error=float(label != row.prediction))
-
-
-def _counted(row: MonitoredAnswer) -> set[str]:
-    return set(json.loads(row.counted or "[]"))

@@ -3,34 +3,56 @@
 from __future__ import annotations
 
 import base64
+import math
 import time
-from collections import Counter
-from collections.abc import Mapping
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from functools import partial
+from itertools import pairwise
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, Field, ValidationError
 from pydantic_core import to_json
 from sqlalchemy import text
 
+from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.core.comparison.means import MetricCounts
-from tsx_runtime.core.comparison.quality import VersionQuality
-from tsx_runtime.errors import BadRequest, Conflict, RequestNotFound, ResourceNotFound
-from tsx_runtime.features.monitor.process.feedback import (
-    FeedbackItem,
-    FeedbackJoin,
-    describe,
-    parse_feedback,
+from tsx_runtime.core.comparison.quality import Metric, VersionQuality
+from tsx_runtime.errors import (
+    BadRequest,
+    Conflict,
+    RequestNotFound,
+    ResourceNotFound,
+    StoreUnavailable,
 )
-from tsx_runtime.features.monitor.process.monitor import PAUSE_FACTOR, Monitor
-from tsx_runtime.features.monitor.process.reports import build_report
+from tsx_runtime.features.monitor.process.feedback import (
+    FeedbackJoin,
+    FeedbackPart,
+    describe,
+    parse_body,
+)
+from tsx_runtime.features.monitor.process.monitor import Monitor, MonitoredVersion
 from tsx_runtime.features.monitor.process.store import clean
-from tsx_runtime.features.monitor.report import FeedbackResult, MonitorReport
+from tsx_runtime.features.monitor.report import (
+    FeedbackResult,
+    MonitorReport,
+    VersionComparison,
+    VersionReport,
+)
+from tsx_runtime.features.monitor.statistics.comparisons import compare_versions
+from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
+from tsx_runtime.features.monitor.statistics.quality import (
+    ErrorSum,
+    OutcomeCount,
+    accuracy_counts,
+    error_counts,
+    quality_of,
+)
 from tsx_runtime.recordings import NotARecording, find_request
 
-MIN_REPORT_S = 2.0  # A report is not made again within this time.
 MAX_FILES = 2  # files of a recording that a request reads
-
+RECENT_S = 7 * 86400  # Older outcomes are read by day.
 
 _ANSWER = """
 SELECT request_id, version, row, at, prediction, confidence, truth, error,
@@ -41,8 +63,8 @@ WORST = f"""
 {_ANSWER} AND version = :version AND truth IS NOT NULL AND error > 0
 ORDER BY error DESC, COALESCE(confidence, -1) DESC, request_id LIMIT :count
 """
-METRIC = """
-SELECT CASE WHEN number IS NULL THEN 'accuracy' ELSE 'error' END AS metric, COUNT(*) AS answers,
+METRICS = """
+SELECT CASE WHEN number IS NULL THEN 'accuracy' ELSE 'error' END AS metric, COUNT(*) AS count,
   SUM(CASE WHEN number IS NULL THEN 1 - error ELSE error END) AS total,
   SUM(CASE WHEN number IS NULL THEN 1 - error ELSE error * error END) AS squares
 FROM tsx_monitor_answers
@@ -57,12 +79,50 @@ ANSWER_CONTEST = """
 UPDATE tsx_monitor_contests SET state = :state, response = :response, answered_at = :answered_at
 WHERE id = :id
 """
+OPEN_CONTESTS = """
+SELECT COUNT(*) AS contests FROM tsx_monitor_contests WHERE model = :model AND state = 'open'
+"""
+_PERIOD = "CASE WHEN hour < :recent THEN hour - hour % 24 ELSE hour END * 3600 AS period"
+_OF_ALL = "FROM tsx_monitor_counts WHERE model = :model AND attribute = ''"
+_OF_GROUPS = "FROM tsx_monitor_counts WHERE model = :model AND attribute != ''"
+SERVED = f"""
+SELECT version, MIN(hour) * 3600 AS first, MAX(hour) * 3600 AS last, SUM(answers) AS samples
+{_OF_ALL} GROUP BY version ORDER BY 2 DESC
+"""
+OUTCOMES = f"""
+SELECT version, {_PERIOD}, prediction, truth, CAST(value AS INTEGER) AS bin,
+  SUM(answers) AS answers, SUM(confidence) AS confidence
+{_OF_ALL} AND kind = 1 GROUP BY 1, 2, 3, 4, 5 HAVING SUM(answers) > 0
+"""
+ERRORS = f"""
+SELECT version, {_PERIOD}, SUM(answers) AS answers, SUM(total) AS total, SUM(squares) AS squares
+{_OF_ALL} AND kind = 2 GROUP BY 1, 2 HAVING SUM(answers) > 0
+"""
+# If only feedback has the attribute, the number of answers without a truth is negative.
+GROUPS = f"""
+SELECT version, attribute, value AS "group", NULLIF(prediction, '') AS prediction,
+  NULLIF(truth, '') AS truth, SUM(answers) AS answers, SUM(confidence) AS confidence
+{_OF_GROUPS} GROUP BY 1, 2, 3, 4, 5 HAVING SUM(answers) > 0
+"""
+GROUP_ERRORS = f"""
+SELECT version, attribute, value AS "group", SUM(answers) AS count, SUM(total) AS total,
+  SUM(squares) AS squares
+{_OF_GROUPS} AND kind = 2 GROUP BY 1, 2, 3 HAVING SUM(answers) > 0
+"""
+QUERIES: Mapping[str, tuple[str, Callable[..., Any]]] = {
+    "served": (SERVED, dict),
+    "outcomes": (OUTCOMES, OutcomeCount),
+    "errors": (ERRORS, ErrorSum),
+    "groups": (GROUPS, GroupCount),
+    "group_errors": (
+        GROUP_ERRORS,
+        lambda attribute, group, **sums: ((attribute, group), MetricCounts(**sums)),
+    ),
+}
 
 
-class ContestAnswer(BaseModel):
+class ContestAnswer(FeedbackPart):
     """What a person answers to a contest."""
-
-    model_config = ConfigDict(extra="forbid")
 
     state: Literal["upheld", "corrected"]
     response: Annotated[str, AfterValidator(clean), Field(max_length=10_000)] = ""
@@ -76,7 +136,6 @@ class Operations:
     def __init__(self, monitor: Monitor) -> None:
         self._monitor = monitor
         self._store = monitor.store
-        self._reports: dict[str, tuple[float, MonitorReport]] = {}  # until when, by model
 
     def call(self, operation: str, body: bytes, arguments: Mapping[str, Any]) -> bytes:
         """Return the JSON of an operation's result.
@@ -85,37 +144,60 @@ class Operations:
             TsxError: It cannot be done.
             AttributeError, TypeError: There is no such operation, or it has other arguments.
         """
+        if operation != "report":
+            self._monitor.flush()  # so that the last answers are found
         return to_json(getattr(self, operation)(body, **arguments))
 
     def feedback(self, body: bytes, model: str) -> FeedbackResult:
-        items, errors = parse_feedback(body)
-        rules = self._monitor.join_rules(model)
+        items = parse_body(body)
         with self._store.transaction() as connection:
-            result = FeedbackJoin(self._store, connection, rules).apply(items, errors)
-        self._note_truth(model)
-        return result
+            return FeedbackJoin(self._monitor, connection, model).apply(items)
 
     def report(self, body: bytes, model: str, dropped: Mapping[str, int] = {}) -> MonitorReport:
-        """Return the report; `dropped` are the samples that the server did not send."""
-        start = time.monotonic()
-        until, report = self._reports.get(model, (0.0, None))
-        if report is None or start >= until:
-            report = build_report(self._monitor, model)
-            report.dropped = dict(Counter(report.dropped) + Counter(dropped))
-            # The reports of a large store take a small share of the time.
-            pause = max(MIN_REPORT_S, PAUSE_FACTOR * (time.monotonic() - start))
-            self._reports[model] = (start + pause, report)
-        return report
+        """Return the report on a model; without the store, it has the drift only.
+
+        Args:
+            body: Empty.
+            model: The model's name.
+            dropped: The samples by reason that the server did not send.
+        """
+        versions, config = self._monitor.versions_of(model), self._monitor.config_of(model)
+        stored = defaultdict[str, Any](partial(defaultdict, list))  # by version and query
+        contests, problem = 0, self._monitor.store_problem
+        recent = int((time.time() - RECENT_S) // 3600)
+        try:
+            self._monitor.flush()
+            for query, (sql, kind) in QUERIES.items():
+                for row in self._store.read(sql, model=model, recent=recent):
+                    stored[row.pop("version")][query].append(kind(**row))
+            contests = self._store.read(OPEN_CONTESTS, model=model)[0]["contests"]
+        except StoreUnavailable as error:
+            problem = error.message
+        names = list(dict.fromkeys((*versions, *stored)))
+        return MonitorReport(
+            model=model,
+            monitoring=bool(versions),
+            config=config,
+            samples=sum(version.samples for version in versions.values()),
+            dropped=self._monitor.dropped_of(model) + Counter(dropped),
+            problem=problem,
+            versions=[_version(name, versions.get(name), stored[name], config) for name in names],
+            comparisons=[
+                comparison
+                for new, old in pairwise(names)
+                for comparison in _compare(old, new, stored)
+            ],
+            contests=contests,
+        )
 
     def contests(self, body: bytes, model: str, state: str | None = None) -> list[Any]:
-        return self._read(CONTESTS, model=model, state=state)
+        return self._store.read(CONTESTS, model=model, state=state)
 
     def answer_contest(self, body: bytes, model: str, id: str) -> dict[str, Any]:
         try:
             answer = ContestAnswer.model_validate_json(body)
         except ValidationError as error:
             raise BadRequest(f"The answer to a contest is wrong: {describe(error)}.") from error
-        rules = self._monitor.join_rules(model)
         with self._store.transaction() as connection:
             row = connection.execute(text(CONTEST), {"model": model, "id": id}).first()
             if row is None:
@@ -124,48 +206,39 @@ class Operations:
             if row.state != "open":
                 raise Conflict(f"The contest {id} is answered already: {row.state}.")
             if answer.truth is not None:
-                item = FeedbackItem(
-                    request_id=row.request_id,
-                    version=row.version,
-                    truth=answer.truth,
-                    groups=answer.groups,
-                    replace=True,
-                )
-                errors = FeedbackJoin(self._store, connection, rules).apply({0: item}, []).errors
+                item = {name: contest[name] for name in ("request_id", "version")}
+                item |= answer.model_dump(include={"truth", "groups"}) | {"replace": True}
+                errors = FeedbackJoin(self._monitor, connection, model).apply([item]).errors
                 if errors:
                     raise BadRequest(f"The truth cannot be stored: {errors[0].message}.")
-            answered = {"state": answer.state, "response": answer.response}
-            contest |= answered | {"answered_at": time.time()}
+            contest |= answer.model_dump(include={"state", "response"})
+            contest["answered_at"] = time.time()
             connection.execute(text(ANSWER_CONTEST), contest)
-        self._note_truth(model)
         return contest
 
     def quality(self, body: bytes, model: str, version: str, since: float) -> dict[str, Any]:
         """Return a `VersionQuality` of the answers since a time."""
-        self._monitor.flush()
-        quality = VersionQuality()
-        for row in self._store.read(METRIC, model=model, version=version, since=since):
-            metric: dict[str, Any] = {row.metric: MetricCounts(row.answers, row.total, row.squares)}
-            quality = quality._replace(**metric)
+        rows = self._store.read(METRICS, model=model, version=version, since=since)
+        facts: dict[str, Any] = {row.pop("metric"): MetricCounts(**row) for row in rows}
         if (monitored := self._monitor.versions_of(model).get(version)) is not None:
             state = monitored.windows.state
-            quality = quality._replace(drift=state.drift, windows=state.windows)
-        return quality._asdict()
+            facts |= {"drift": state.drift, "windows": state.windows}
+        return VersionQuality(**facts)._asdict()
 
     def worst(self, body: bytes, model: str, version: str, count: int) -> list[Any]:
-        return self._read(WORST, model=model, version=version, count=count)
+        return self._store.read(WORST, model=model, version=version, count=count)
 
     def request(self, body: bytes, model: str, request_id: str) -> dict[str, Any]:
         """Return the stored answer to each row, and the request where a recording has it."""
-        advice = self._monitor.join_rules(model).advice
-        answers = self._read(ANSWERS, model=model, request_id=request_id)
+        answers = self._store.read(ANSWERS, model=model, request_id=request_id)
         at = min((answer["at"] for answer in answers), default=None)
         recorded = None
         for version in self._monitor.versions_of(model).values():
-            if recorded is None and (directory := version.message.recordings) is not None:
+            if recorded is None and version.message.recordings is not None:
                 with suppress(OSError, NotARecording):
-                    recorded = find_request(directory, request_id, at, MAX_FILES)
+                    recorded = find_request(version.message.recordings, request_id, at, MAX_FILES)
         if not answers and recorded is None:
+            advice = self._monitor.advice(model)
             raise RequestNotFound(f"No answer with the id {request_id} is stored; {advice}.")
         result = None
         if recorded is not None:
@@ -174,9 +247,52 @@ class Operations:
             result = recorded._asdict() | encoded
         return {"request_id": request_id, "answers": answers, "recorded": result}
 
-    def _read(self, sql: str, **values: Any) -> list[Any]:
-        return [dict(row._mapping) for row in self._store.read(sql, **values)]
 
-    def _note_truth(self, model: str) -> None:
-        self._monitor.note_truth()
-        self._reports.pop(model, None)
+def _version(
+    name: str,
+    version: MonitoredVersion | None,
+    rows: Mapping[str, list[Any]],
+    config: MonitorConfig | None,
+) -> VersionReport:
+    report: dict[str, Any] = {
+        "version": name,
+        "quality": quality_of(rows["outcomes"], rows["errors"]),
+        "groups": groups_of(
+            rows["groups"], dict(rows["group_errors"]), config or MonitorConfig.model_validate({})
+        ),
+    }
+    if version is not None:
+        windows = version.windows.state
+        kind = "archive" if windows.created else "first window"
+        report |= {
+            "first": windows.first,
+            "last": windows.latest or None,
+            "samples": version.samples,
+            "baseline": kind if windows.baseline_rows else "none",
+            "baseline_rows": windows.baseline_rows,
+            "problem": version.problem,
+            "windows": windows.windows,
+            "window_samples": len(version.windows.rows),
+            "drift": windows.drift,
+            "alarm": any(drift.alarm for drift in windows.drifts.values()),
+            "columns": version.windows.drifts(),
+        }
+    for served in rows["served"]:
+        report |= {**served, "last": report.get("last") or served["last"]}
+    return VersionReport.model_validate(report)
+
+
+def _compare(
+    old: str, new: str, stored: Mapping[str, Mapping[str, list[Any]]]
+) -> Iterator[VersionComparison]:
+    """Compare two versions by their answers since the new one has been answering."""
+    metrics: tuple[tuple[Metric, Any, str], ...] = (
+        ("accuracy", accuracy_counts, "outcomes"),
+        ("mean_error", error_counts, "errors"),
+    )
+    for metric, sums_of, query in metrics:
+        new_counts = stored[new][query]
+        start = min((count.period for count in new_counts), default=math.inf)
+        old_counts = [count for count in stored[old][query] if count.period >= start]
+        if old_counts:
+            yield compare_versions(old, new, metric, sums_of(old_counts), sums_of(new_counts))

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tsx_runtime.features.monitor.messages import MonitorSample
+from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.monitor import Monitor
 from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
@@ -19,10 +20,14 @@ class LocalMonitor:
     """The operations of a monitor in this process, with answers of the model `m`."""
 
     def __init__(
-        self, location: str | None, config: Mapping[str, Any] = {}, retention_s: float = 86400.0
+        self,
+        location: str | None,
+        config: Mapping[str, Any] = {},
+        retention_s: float = 86400.0,
+        events: EventSender | None = None,
     ) -> None:
         store = MonitorStore(location, retention_s)
-        self.monitor = Monitor(store, "one")
+        self.monitor = Monitor(store, "one", events)
         self.operations = Operations(self.monitor)
         self.config = config
         self.announce("1.0")
