@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from itertools import chain, islice
@@ -13,23 +12,23 @@ from random import Random
 from statistics import fmean
 from typing import Any, get_args
 
-from pydantic import TypeAdapter, ValidationError
-from rich.console import Console
-from rich.progress import track
+import numpy as np
+from pydantic import ValidationError
 
+from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER, MonitorBaseline
-from tsx_archiver.monitor.config import FieldKind, FieldPath, MonitorConfig
+from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_archiver.rewriting import rewrite_archive
 from tsx_cli.archive.source import require_archive
 from tsx_cli.batch.local import open_local
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import open_cached
-from tsx_cli.common.output import human, one_line, print_table
+from tsx_cli.common.output import human, number, one_line, print_table
+from tsx_cli.common.status_line import StatusLine
 from tsx_cli.monitor.samples import UNANSWERED, answered, read_labels, read_samples
-from tsx_cli.monitor.tables import figure
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.columns import GUESS_ROWS, Extractor, RowFacts
-from tsx_runtime.features.monitor.statistics.facts import category_of, number_of
+from tsx_runtime.features.monitor.statistics.facts import category_of, cosine, number_of
 from tsx_runtime.features.monitor.statistics.summaries import summarize
 from tsx_runtime.settings.schema import Settings
 
@@ -44,8 +43,7 @@ class BaselineFacts:
         self.failures = Counter[str]()  # failed requests by reason
         self._extractor, self._labels = extractor, labels
         self._rows: list[RowFacts] = []
-        self._hits: list[bool] = []  # whether a class was right
-        self._deviations: list[float] = []  # absolute errors of numbers
+        self._quality = defaultdict[str, list[float]](list)  # hits of classes, errors of numbers
 
     def add(self, index: int, sample: MonitorSample) -> None:
         """Add a request with its answer; `index` is its position among the labels."""
@@ -62,9 +60,9 @@ class BaselineFacts:
             for row, truth in zip(rows, truths, strict=True):
                 true_number = number_of(truth)
                 if isinstance(row.prediction, str):
-                    self._hits.append(row.prediction == category_of(truth))
+                    self._quality["accuracy"].append(row.prediction == category_of(truth))
                 elif row.prediction is not None and true_number is not None:
-                    self._deviations.append(abs(row.prediction - true_number))
+                    self._quality["mean_error"].append(abs(row.prediction - true_number))
 
     def baseline(self, source: str) -> MonitorBaseline:
         """Summarize the facts.
@@ -75,6 +73,7 @@ class BaselineFacts:
         if not self._rows:
             raise CliError(f"no request can be used: {one_line('; '.join(self.failures))}")
         centres = self._add_similarities()
+        quality: Any = {name: fmean(values) for name, values in self._quality.items()}
         return MonitorBaseline(
             rows=len(self._rows),
             created=time.time(),
@@ -82,8 +81,7 @@ class BaselineFacts:
             fields=self._extractor.fields,
             columns=summarize([row.columns for row in self._rows]),
             centres=centres,
-            accuracy=fmean(self._hits) if self._hits else None,
-            mean_error=fmean(self._deviations) if self._deviations else None,
+            **quality,
         )
 
     def _add_similarities(self) -> dict[str, list[float]]:
@@ -91,13 +89,12 @@ class BaselineFacts:
         centres = {}
         for column in {column for row in self._rows for column in row.vectors}:
             rows = [row for row in self._rows if column in row.vectors]
-            first, *others = (row.vectors[column] for row in rows)
-            centre = sum(others, first) / len(rows)
-            for row in rows:
-                vector = row.vectors[column]
-                squares = float((vector @ vector) * (centre @ centre))
-                row.columns[column] = float(vector @ centre) / squares**0.5 if squares else None
-            centres[column] = [float(f"{value:.5g}") for value in centre]
+            vectors = [row.vectors[column] for row in rows]
+            if len({vector.shape for vector in vectors}) == 1:  # Others are no embeddings.
+                centre = np.mean(vectors, axis=0)
+                for row, vector in zip(rows, vectors, strict=True):
+                    row.columns[column] = cosine(vector, centre)
+                centres[column] = [float(f"{value:.5g}") for value in centre]
         return centres
 
 
@@ -114,7 +111,7 @@ def write_baseline(
     """Write the baseline of an input's requests into the archive, and return its description.
 
     The requests are chosen from all parts of the input, since files often are in the order of
-    their classes.
+    their classes. If one of them has no answer, the model answers all.
 
     Raises:
         CliError: The inputs cannot be read, or no request can be used.
@@ -123,38 +120,35 @@ def write_baseline(
         TsxError: The model failed.
     """
     require_archive(model)
-    count = sum(1 for _ in read_samples(address, settings.s3_endpoint_url))
-    truths = None if labels is None else read_labels(labels, count)
     with open_cached(model, settings) as archive:
         config = archive.config.monitor or MonitorConfig.model_validate({})
     if fields is not None:
-        config = config.model_copy(update={"fields": _read_fields(fields)})
+        config = _with_fields(config, fields)
+    statuses = [sample.status for sample in read_samples(address, settings.s3_endpoint_url)]
+    count = len(statuses)
+    truths = None if labels is None else read_labels(labels, count)
     positions = set(Random(0).sample(range(count), min(limit, count)))
     all_samples = enumerate(read_samples(address, settings.s3_endpoint_url))
     samples: Iterator[tuple[int, MonitorSample]]
     samples = (pair for pair in all_samples if pair[0] in positions)
-    guess = Extractor(config)
+    extractor = Extractor(config)
     with ExitStack() as stack:
-        head = list(islice(samples, 1))
-        samples = chain(head, samples)
+        status = stack.enter_context(StatusLine())
         if not with_answers:
-            samples = ((index, sample._replace(status=200)) for index, sample in samples)
-        elif head and head[0][1].status == UNANSWERED:
+            samples = ((index, _without_answer(sample)) for index, sample in samples)
+        elif UNANSWERED in statuses:
             engine = stack.enter_context(open_local(model, settings))
-            signature = engine.version.signature
-            schema = None if signature is None else signature.input
-            guess = Extractor(config, engine.version.monitor_fields, schema)
+            schema = getattr(engine.version.signature, "input", None)
+            extractor = Extractor(config, engine.version.monitor_fields, schema)
             samples = answered(engine, samples)
         head = list(islice(samples, GUESS_ROWS))
         for _, sample in head:
-            guess.rows(sample)
-        guess.freeze()
-        facts = BaselineFacts(Extractor(config, guess.fields), truths)
-        console, is_hidden = Console(stderr=True), not sys.stderr.isatty()
-        for index, sample in track(
-            chain(head, samples), "requests", len(positions), console=console, disable=is_hidden
-        ):
+            extractor.rows(sample)
+        extractor.freeze()
+        facts = BaselineFacts(extractor, truths)
+        for done, (index, sample) in enumerate(chain(head, samples)):
             facts.add(index, sample)
+            status.update(f"{done:,} of {len(positions):,} requests")
     baseline = facts.baseline(Path(address).name)
     content = baseline.model_dump_json().encode()
     if len(content) > MAX_BYTES:
@@ -168,9 +162,13 @@ def write_baseline(
     return {"model": str(model), "bytes": len(content), "failures": failures, **described}
 
 
-def _read_fields(file: Path) -> dict[str, FieldKind]:
+def _without_answer(sample: MonitorSample) -> MonitorSample:
+    return sample if sample.status >= 400 else sample._replace(status=200, answer=b"")
+
+
+def _with_fields(config: MonitorConfig, file: Path) -> MonitorConfig:
     try:
-        return TypeAdapter(dict[FieldPath, FieldKind]).validate_json(file.read_bytes())
+        return MonitorConfig.model_validate(dict(config) | {"fields": load_yaml_file(file)})
     except ValidationError as error:
         raise UsageError(
             f'--fields {file}: {error.errors()[0]["msg"]}; write {{"PATH": "KIND"}}, where KIND is'
@@ -183,12 +181,12 @@ def show_baseline(result: dict[str, Any]) -> None:
     for reason, count in result["failures"].items():
         print(f"{count} requests left out: {one_line(reason)}")
     rows, size = f"{result['rows']:,} rows", human(result["bytes"])
-    quality = " ".join(
-        f"{name} {figure(result[name])}"
+    quality = [
+        f"; {name} {number(result[name])}"
         for name in ("accuracy", "mean_error")
         if result[name] is not None
-    )
-    print(f"{result['model']} has a baseline of {rows}, {size}" + f"; {quality}".rstrip("; "))
+    ]
+    print(f"{result['model']} has a baseline of {rows}, {size}" + "".join(quality))
     print(
         'to correct a kind, give --fields FILE with {"PATH": "KIND"}, or set `monitor.fields` in'
         f" model-config.yaml; kinds: {KINDS}"

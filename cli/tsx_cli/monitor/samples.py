@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterator
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -70,20 +70,22 @@ def answered(
     engine: LocalEngine, samples: Iterator[tuple[int, MonitorSample]]
 ) -> Iterator[tuple[int, MonitorSample]]:
     """Yield the samples, each with its position, with the answers of a model on this machine."""
-    waiting = deque[MonitorSample]()
-
-    def rows() -> Iterator[Row]:
-        for index, sample in samples:
-            waiting.append(sample)
-            error = sample.answer.decode() if sample.status >= 400 else None
-            kind = sample.headers.get("content-type", "")
-            yield Row(index, sample.request_id, sample.body, kind, error=error)
-
-    for result in engine.run(rows()):
-        sample, body = waiting.popleft(), (result.error or "").encode() or result.body
+    sent, waiting = tee(samples)
+    rows = (
+        Row(
+            index,
+            sample.request_id,
+            sample.body,
+            sample.headers.get("content-type", ""),
+            error=sample.answer.decode() if sample.status >= 400 else None,
+        )
+        for index, sample in sent
+    )
+    for (index, sample), result in zip(waiting, engine.run(rows), strict=True):
+        answer = result.body if result.error is None else result.error.encode()
         yield (
-            result.index,
-            sample._replace(status=result.status, answer_type=result.content_type, answer=body),
+            index,
+            sample._replace(status=result.status, answer_type=result.content_type, answer=answer),
         )
 
 
