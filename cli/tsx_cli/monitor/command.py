@@ -7,14 +7,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from tsx_cli.common.client import AnswerCommand, Server, path
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.management import Addresses, with_both, with_server
 from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
 from tsx_cli.common.output import one_line, print_json, print_result, print_table
+from tsx_cli.common.status_line import StatusLine
 from tsx_cli.monitor.export import export
-from tsx_cli.monitor.tables import clock, show_report
 
 POLL_INTERVAL_S = 5.0
 UNDECIDED = 3  # the exit code of a comparison without a decision
@@ -98,6 +99,8 @@ def baseline(
 @with_server
 def show(server: Server, name: ModelName, as_json: AsJson = False) -> None:
     """Show what has moved since the baseline, the quality of each version, and groups."""
+    from tsx_cli.monitor.tables import show_report  # a slow import
+
     print_result(_report(server, name), as_json, show_report)
 
 
@@ -117,17 +120,11 @@ def compare(
 
     It may be asked at any time. Exit code 0: there is a decision; 3: there is none yet.
     """
-    last_sentence = ""
-    while True:
-        comparison = _comparison(_report(server, name), versions, metric)
-        if not as_json and comparison["sentence"] != last_sentence:
-            last_sentence = comparison["sentence"]
-            print(one_line(last_sentence), flush=True)
-        if comparison["better"] is not None or not watch:
-            break
-        time.sleep(POLL_INTERVAL_S)
-    if as_json:
-        print_json(comparison)
+    with StatusLine(quiet=as_json) as status:
+        while (comparison := _comparison(server, name, versions, metric))["better"] is None and watch:
+            status.update(escape(comparison["sentence"]))
+            time.sleep(POLL_INTERVAL_S)
+    print_result(comparison, as_json, lambda comparison: print(one_line(comparison["sentence"])))
     if comparison["better"] is None:
         raise typer.Exit(UNDECIDED)
 
@@ -143,7 +140,8 @@ def analyze(
 
     Exit code 0: nothing has drifted in the last window of any version; 1: something has.
     """
-    from tsx_cli.monitor.analysis import analyze_recordings  # a slow import
+    from tsx_cli.monitor.analysis import analyze_recordings  # slow imports
+    from tsx_cli.monitor.tables import show_report
 
     result = analyze_recordings(model, source, read_settings(config)[0])
     print_result(result, as_json, show_report)
@@ -175,22 +173,22 @@ def contests(
 
     if (answer is None) != (state is None):
         raise UsageError("give --answer ID and --state upheld, or --state corrected, together")
-    address = path("models", name, "monitor", "contests")
+    management, address = servers.management, ("models", name, "monitor", "contests")
     if answer is not None:
         fields = {"state": state, "response": response, "truth": truth}
-        listed = [servers.management.call_json("POST", address + path(answer), fields)]
+        listed = [management.call_json("POST", path(*address, answer), fields)]
     else:
-        listed = servers.management.call_json("GET", address, kind=list)
-    if explain is not None:
-        contest = next((contest for contest in listed if contest["id"] == explain), None)
-        if contest is None:
-            raise CliError(f"{name} has no contest {explain}; `tsx monitor contests {name} --all`")
-        recorded = review.read_recorded(servers.management, name, contest["request_id"])
-        result = review.explain(servers.inference, name, recorded, contest["prediction"])
-        print_json({**contest, "explanation": result})
+        only = None if show_all or explain else "open"
+        listed = management.call_json("GET", path(*address, state=only), kind=list)
+    if explain is None:
+        print_result(listed, as_json, _show_contests)
         return
-    chosen = [item for item in listed if show_all or answer or item["state"] == "open"]
-    print_result(chosen, as_json, _show_contests)
+    contest = next((contest for contest in listed if contest["id"] == explain), None)
+    if contest is None:
+        raise CliError(f"{name} has no contest {explain}; `tsx monitor contests {name} --all`")
+    recorded = review.read_recorded(management, name, contest["request_id"])
+    result = review.explain(servers.inference, name, recorded, contest["prediction"])
+    print_json({**contest, "explanation": result})
 
 
 @app.command(cls=AnswerCommand)
@@ -213,49 +211,45 @@ def report(
     """Write the model card and report for a review, as one HTML file."""
     from tsx_cli.monitor import page, review  # slow imports
     from tsx_cli.monitor.analysis import analyze_recordings
-    from tsx_runtime.features.monitor.report import MonitorReport
 
-    settings, files = read_settings(None)[0], archives or []
-    parts: dict[str, Any] = {"source": source or servers.management.url, "served": []}
-    parts |= {"contests": [], "worst": []}
+    settings, server, files = read_settings(None)[0], servers.management, archives or []
+    parts: dict[str, list[Any]] = {"served": [], "contests": [], "worst": []}
     if source is not None:
         files = files or [Path(model)]
         content = analyze_recordings(Path(model), source, settings)
     else:
-        server, address = servers.management, path("models", model)
-        content = MonitorReport.model_validate(_report(server, model)).model_dump()
+        content, address = _report(server, model), path("models", model)
         parts["served"] = server.call_json("GET", f"{address}/all", kind=list)
         parts["contests"] = server.call_json("GET", f"{address}/monitor/contests", kind=list)
-        versions = content["versions"][:1]
-        parts["worst"] = [
-            answer
-            for version in versions
-            for answer in review.worst_answers(servers, model, version["version"])
-        ]
-    parts["facts"] = [review.archive_facts(file, settings) for file in files]
-    output.write_text(page.render_page(content, **parts), encoding="utf-8")
+        for version in content["versions"][:1]:
+            parts["worst"] += review.worst_answers(servers, model, version["version"])
+    facts = [review.archive_facts(file, settings) for file in files]
+    html = page.render_page(content, facts=facts, source=source or server.url, **parts)
+    output.write_text(html, encoding="utf-8")
     print(f"{output} has the report on {content['model']}")
 
 
 def _report(server: Server, name: str) -> dict[str, Any]:
-    answer: dict[str, Any] = server.call("GET", path("models", name, "monitor")).json()
-    return answer
+    report: dict[str, Any] = server.call_json("GET", path("models", name, "monitor"))
+    return report
 
 
 def _comparison(
-    content: dict[str, Any], versions: str | None, metric: str | None
+    server: Server, name: str, versions: str | None, metric: str | None
 ) -> dict[str, Any]:
-    for comparison in content["comparisons"]:
+    for comparison in _report(server, name)["comparisons"]:
         pair = f"{comparison['old']},{comparison['new']}"
         if versions in (None, pair) and metric in (None, comparison["metric"]):
             return dict(comparison)
     raise CliError(
-        f"{content['model']} has no such comparison: it needs two monitored versions, and the truth"
-        " of answers of both (`tsx feedback`)"
+        f"{name} has no such comparison: it needs two monitored versions, and the truth of answers"
+        " of both (`tsx feedback`)"
     )
 
 
 def _show_contests(listed: list[dict[str, Any]]) -> None:
+    from tsx_cli.monitor.tables import clock  # a slow import
+
     rows = [[clock(item["at"]), *(item.get(name) for name in CONTEST_COLUMNS)] for item in listed]
     print_table(["when", *CONTEST_COLUMNS], rows)
     if not rows:
