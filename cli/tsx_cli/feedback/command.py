@@ -47,7 +47,7 @@ def feedback(
     from tsx_cli.feedback.items import send_feedback  # a slow import
 
     if model is None:
-        names: list[str] = server.call("GET", "/v1/models").json()["models"]
+        names = server.call_json("GET", "/v1/models")["models"]
         if len(names) != 1:
             raise CliError(f"{server.url} serves {len(names)} models; name one with --model")
         model = names[0]
@@ -61,7 +61,7 @@ def feedback(
 def _show(result: dict[str, Any]) -> None:
     errors = result["errors"]
     for error in errors[:MAX_SHOWN]:
-        print(f"{one_line(error['line'])}: {one_line(error['message'])}", file=sys.stderr)
+        print(one_line(f"{error['line']}: {error['message']}"), file=sys.stderr)
     if len(errors) > MAX_SHOWN:
         print(f"and {len(errors) - MAX_SHOWN:,} more; --json prints all", file=sys.stderr)
     print(

@@ -25,19 +25,17 @@ def send_feedback(
     `errors` of the result has the lines of the items that are not stored.
 
     Raises:
-        CliError: The file cannot be read, or the server refuses a batch.
+        CliError: The file cannot be read or is empty, or the server refuses a batch.
     """
-    lines, stored = _lines(file), {"accepted": 0, "duplicates": 0}
-    errors: list[dict[str, str]] = []
-    while batch := list(islice(lines, BATCH_ITEMS)):
-        faults = [(line, item) for line, item in batch if isinstance(item, str)]
-        errors += [{"line": line, "code": "invalid", "message": text} for line, text in faults]
-        sent = [(line, item) for line, item in batch if isinstance(item, dict)]
+    items, stored = _read_items(file), {"accepted": 0, "duplicates": 0}
+    errors: list[dict[str, Any]] = []
+    while batch := list(islice(items, BATCH_ITEMS)):
+        lines, values, faults = zip(*batch, strict=True)
         try:
-            answer = server.call_json("POST", path("feedback", model), [item for _, item in sent])
+            answer = server.call_json("POST", path("feedback", model), values)
         except CliError as error:
             error.message += (
-                f"; {sum(stored.values()):,} items before {batch[0][0]} are stored. The command may"
+                f"; {sum(stored.values()):,} items before {lines[0]} are stored. The command may"
                 " be repeated: each item is counted once"
             )
             raise
@@ -45,37 +43,39 @@ def send_feedback(
             for name in stored:
                 stored[name] += answer[name]
             for problem in answer["errors"]:
-                errors.append({"line": sent[problem.pop("index")][0], **problem})
+                index = problem.pop("index")
+                message = faults[index] or problem["message"]
+                errors.append({"line": lines[index], **problem, "message": message})
         show_progress(f"{sum(stored.values()):,} items are stored")
+    if not errors and not sum(stored.values()):
+        raise CliError(f"{file} has no items")
     return {"model": model, **stored, "errors": errors}
 
 
-def _lines(file: str) -> Iterator[tuple[str, dict[str, Any] | str]]:
-    """Yield each item with its line, such as truth.csv:17; one that cannot be read is its error."""
+def _read_items(file: str) -> Iterator[tuple[str, Any, str | None]]:
+    """Yield the line of each item, such as truth.csv:17, the item, and why it cannot be read."""
     for row in InputReader([file]).rows(Position(), 0):
         try:
-            values = row.error or json.loads(row.body)
+            values = None if row.error else json.loads(row.body)
         except (ValueError, RecursionError) as error:
-            values = str(error)
+            raise CliError(f"{file} is neither a table nor JSON: {error}") from error
         if isinstance(values, list):  # It is a file of JSON.
             for number, value in enumerate(values, 1):
-                yield f"{row.id}, item {number}", _item(value)
+                yield f"{row.id}, item {number}", _item(value), None
         else:
-            yield row.id, values if isinstance(values, str) else _item(values)
+            yield row.id, _item(values), row.error
 
 
-def _item(row: Any) -> dict[str, Any] | str:
+def _item(row: Any) -> Any:
+    """Return the item of a row; the server refuses a row that is not an object."""
     if not isinstance(row, dict):
-        return "it is not an object with request_id or key, and truth"
+        return row
     values = {name: value for name, value in row.items() if value not in (None, "")}
-    item = {name: values[name] for name in MEMBERS if name in values}
     groups = {
         name.removeprefix(GROUP_PREFIX): str(value)
         for name, value in values.items()
         if name.startswith(GROUP_PREFIX)
     }
-    if groups:
-        item["groups"] = groups
-    if isinstance(item.get("contest"), str):
-        item["contest"] = {"reason": item["contest"]}
-    return item
+    if isinstance(values.get("contest"), str):
+        values["contest"] = {"reason": values["contest"]}
+    return {"groups": groups} | {name: values[name] for name in MEMBERS if name in values}

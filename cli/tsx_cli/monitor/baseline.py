@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from itertools import chain, islice
+from functools import partial
+from itertools import chain, compress, islice, repeat
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -14,6 +15,8 @@ from typing import Any, get_args
 
 import numpy as np
 from pydantic import ValidationError
+from rich.console import Console
+from rich.progress import track
 
 from tsx_archiver.metadata.safeyaml import load_yaml_file
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER, MonitorBaseline
@@ -24,8 +27,7 @@ from tsx_cli.batch.local import open_local
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.options import open_cached
 from tsx_cli.common.output import human, number, one_line, print_table
-from tsx_cli.common.status_line import StatusLine
-from tsx_cli.monitor.samples import UNANSWERED, answered, read_labels, read_samples
+from tsx_cli.monitor.samples import UNANSWERED, answer_samples, read_labels, read_samples
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.columns import GUESS_ROWS, Extractor, RowFacts
 from tsx_runtime.features.monitor.statistics.facts import category_of, cosine, number_of
@@ -36,71 +38,9 @@ MAX_REASONS = 3  # shown reasons of failures
 KINDS = ", ".join(get_args(FieldKind))
 
 
-class BaselineFacts:
-    """The facts about the requests of a baseline so far."""
-
-    def __init__(self, extractor: Extractor, labels: Sequence[Any] | None) -> None:
-        self.failures = Counter[str]()  # failed requests by reason
-        self._extractor, self._labels = extractor, labels
-        self._rows: list[RowFacts] = []
-        self._quality = defaultdict[str, list[float]](list)  # hits of classes, errors of numbers
-
-    def add(self, index: int, sample: MonitorSample) -> None:
-        """Add a request with its answer; `index` is its position among the labels."""
-        rows = self._extractor.rows(sample)
-        self._rows += rows
-        if not rows:
-            reason = sample.answer.decode("utf-8", "replace")
-            self.failures[reason if sample.status >= 400 else "it cannot be read"] += 1
-        elif self._labels is not None:
-            label = self._labels[index]
-            truths = label if isinstance(label, list) else [label]
-            if len(truths) != len(rows):
-                raise UsageError(f"request {index + 1}: {len(rows)} rows, {len(truths)} labels")
-            for row, truth in zip(rows, truths, strict=True):
-                true_number = number_of(truth)
-                if isinstance(row.prediction, str):
-                    self._quality["accuracy"].append(row.prediction == category_of(truth))
-                elif row.prediction is not None and true_number is not None:
-                    self._quality["mean_error"].append(abs(row.prediction - true_number))
-
-    def baseline(self, source: str) -> MonitorBaseline:
-        """Summarize the facts.
-
-        Raises:
-            CliError: There are none.
-        """
-        if not self._rows:
-            raise CliError(f"no request can be used: {one_line('; '.join(self.failures))}")
-        centres = self._add_similarities()
-        quality: Any = {name: fmean(values) for name, values in self._quality.items()}
-        return MonitorBaseline(
-            rows=len(self._rows),
-            created=time.time(),
-            source=source,
-            fields=self._extractor.fields,
-            columns=summarize([row.columns for row in self._rows]),
-            centres=centres,
-            **quality,
-        )
-
-    def _add_similarities(self) -> dict[str, list[float]]:
-        """Add the similarities of embeddings to their mean to the rows, and return the means."""
-        centres = {}
-        for column in {column for row in self._rows for column in row.vectors}:
-            rows = [row for row in self._rows if column in row.vectors]
-            vectors = [row.vectors[column] for row in rows]
-            if len({vector.shape for vector in vectors}) == 1:  # Others are no embeddings.
-                centre = np.mean(vectors, axis=0)
-                for row, vector in zip(rows, vectors, strict=True):
-                    row.columns[column] = cosine(vector, centre)
-                centres[column] = [float(f"{value:.5g}") for value in centre]
-        return centres
-
-
 def write_baseline(
     model: Path,
-    address: str,
+    source: str,
     settings: Settings,
     *,
     labels: Path | None,
@@ -111,7 +51,7 @@ def write_baseline(
     """Write the baseline of an input's requests into the archive, and return its description.
 
     The requests are chosen from all parts of the input, since files often are in the order of
-    their classes. If one of them has no answer, the model answers all.
+    their classes. If a request has no answer, the model answers all.
 
     Raises:
         CliError: The inputs cannot be read, or no request can be used.
@@ -124,32 +64,37 @@ def write_baseline(
         config = archive.config.monitor or MonitorConfig.model_validate({})
     if fields is not None:
         config = _with_fields(config, fields)
-    statuses = [sample.status for sample in read_samples(address, settings.s3_endpoint_url)]
+    inputs = partial(read_samples, source, settings.s3_endpoint_url)
+    statuses = [sample.status for sample in inputs()]
     count = len(statuses)
-    truths = None if labels is None else read_labels(labels, count)
-    positions = set(Random(0).sample(range(count), min(limit, count)))
-    all_samples = enumerate(read_samples(address, settings.s3_endpoint_url))
-    samples: Iterator[tuple[int, MonitorSample]]
-    samples = (pair for pair in all_samples if pair[0] in positions)
+    truths = repeat(None) if labels is None else read_labels(labels, count)
+    indices = set(Random(0).sample(range(count), min(limit, count)))
+    samples: Iterator[tuple[Any, MonitorSample]]
+    samples = compress(zip(truths, inputs(), strict=False), map(indices.__contains__, range(count)))
     extractor = Extractor(config)
     with ExitStack() as stack:
-        status = stack.enter_context(StatusLine())
         if not with_answers:
-            samples = ((index, _without_answer(sample)) for index, sample in samples)
+            samples = (
+                (label, sample._replace(status=200, answer=b"")) for label, sample in samples
+            )
         elif UNANSWERED in statuses:
             engine = stack.enter_context(open_local(model, settings))
             schema = getattr(engine.version.signature, "input", None)
             extractor = Extractor(config, engine.version.monitor_fields, schema)
-            samples = answered(engine, samples)
+            samples = answer_samples(engine, samples)
         head = list(islice(samples, GUESS_ROWS))
         for _, sample in head:
             extractor.rows(sample)
         extractor.freeze()
-        facts = BaselineFacts(extractor, truths)
-        for done, (index, sample) in enumerate(chain(head, samples)):
-            facts.add(index, sample)
-            status.update(f"{done:,} of {len(positions):,} requests")
-    baseline = facts.baseline(Path(address).name)
+        console, failures = Console(stderr=True), Counter[str]()
+        shown = track(
+            chain(head, samples),
+            "requests",
+            len(indices),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        baseline = _summarize(shown, extractor, Path(source).name, failures)
     content = baseline.model_dump_json().encode()
     if len(content) > MAX_BYTES:
         raise CliError(
@@ -157,13 +102,69 @@ def write_baseline(
             " out with --fields, as the kind `ignore`"
         )
     rewrite_archive(model, {MEMBER: content}, limits=settings.archive_limits())
-    failures = dict(facts.failures.most_common(MAX_REASONS))
     described = baseline.model_dump(mode="json", exclude={"centres"})
-    return {"model": str(model), "bytes": len(content), "failures": failures, **described}
+    facts = {"bytes": len(content), "failures": dict(failures.most_common(MAX_REASONS))}
+    return {"model": str(model), **facts, **described}
 
 
-def _without_answer(sample: MonitorSample) -> MonitorSample:
-    return sample if sample.status >= 400 else sample._replace(status=200, answer=b"")
+def _summarize(
+    samples: Iterable[tuple[Any, MonitorSample]],
+    extractor: Extractor,
+    source: str,
+    failures: Counter[str],
+) -> MonitorBaseline:
+    """Summarize samples with their labels; count the requests without rows by their reasons.
+
+    Raises:
+        CliError: No request can be used.
+    """
+    rows: list[RowFacts] = []
+    quality = defaultdict[str, list[float]](list)  # hits of classes, errors of numbers
+    for label, sample in samples:
+        facts = extractor.rows(sample)
+        rows += facts
+        if not facts:
+            reason = sample.answer.decode("utf-8", "replace")
+            failures[reason if sample.status >= 400 else "it cannot be read"] += 1
+        elif label is not None:
+            truths = label if isinstance(label, list) else [label]
+            if len(truths) != len(facts):
+                request = f"request {sample.request_id}"
+                raise UsageError(f"{request}: {len(facts)} rows, {len(truths)} labels")
+            for row, truth in zip(facts, truths, strict=True):
+                true_number = number_of(truth)
+                if isinstance(row.prediction, str):
+                    quality["accuracy"].append(row.prediction == category_of(truth))
+                elif row.prediction is not None and true_number is not None:
+                    quality["mean_error"].append(abs(row.prediction - true_number))
+    if not rows:
+        raise CliError(f"no request can be used: {one_line('; '.join(failures))}")
+    means: Any = {name: fmean(values) for name, values in quality.items()}
+    return MonitorBaseline(
+        rows=len(rows),
+        created=time.time(),
+        source=source,
+        fields=extractor.fields,
+        centres=_add_similarities(rows),
+        columns=summarize([row.columns for row in rows]),
+        **means,
+    )
+
+
+def _add_similarities(rows: Iterable[RowFacts]) -> dict[str, list[float]]:
+    """Add the similarities of embeddings to their mean to the rows, and return the means."""
+    centres, embedded = {}, defaultdict[str, list[RowFacts]](list)
+    for row in rows:
+        for column in row.vectors:
+            embedded[column].append(row)
+    for column, with_vectors in embedded.items():
+        vectors = [row.vectors[column] for row in with_vectors]
+        if len({vector.shape for vector in vectors}) == 1:  # Others are no embeddings.
+            centre = np.mean(vectors, axis=0)
+            for row, vector in zip(with_vectors, vectors, strict=True):
+                row.columns[column] = cosine(vector, centre)
+            centres[column] = [float(f"{value:.5g}") for value in centre]
+    return centres
 
 
 def _with_fields(config: MonitorConfig, file: Path) -> MonitorConfig:

@@ -121,7 +121,9 @@ def compare(
     It may be asked at any time. Exit code 0: there is a decision; 3: there is none yet.
     """
     with StatusLine(quiet=as_json) as status:
-        while (comparison := _comparison(server, name, versions, metric))["better"] is None and watch:
+        while (comparison := _comparison(server, name, versions, metric))[
+            "better"
+        ] is None and watch:
             status.update(escape(comparison["sentence"]))
             time.sleep(POLL_INTERVAL_S)
     print_result(comparison, as_json, lambda comparison: print(one_line(comparison["sentence"])))

@@ -33,14 +33,12 @@ def read_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSampl
         yield from recorded_samples(address, s3_endpoint)
         return
     for row in InputReader([address], s3=S3(s3_endpoint)).rows(Position(), 0):
-        if path.suffix.lower() == ".csv" and row.error is None:
-            values = {name: cell(text) for name, text in json.loads(row.body).items()}
-            row = row._replace(body=json.dumps(values).encode())
-        status, answer = (UNANSWERED, "") if row.error is None else (400, row.error)
-        headers = {"content-type": row.content_type}
-        yield MonitorSample(
-            "", "", row.id, 0.0, 0.0, status, headers, "", row.body, answer.encode()
-        )
+        body, error = row.body, (row.error or "").encode()
+        if path.suffix.lower() == ".csv" and not error:
+            values = {name: cell(text) for name, text in json.loads(body).items()}
+            body = json.dumps(values).encode()
+        headers, status = {"content-type": row.content_type}, 400 if error else UNANSWERED
+        yield MonitorSample("", "", row.id, 0.0, 0.0, status, headers, "", body, error)
 
 
 def recorded_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSample]:
@@ -66,10 +64,10 @@ def _sample_of(entry: Recorded) -> MonitorSample:
     return MonitorSample(*ids, entry.at, entry.seconds, status, headers, kind, entry.body, answer)
 
 
-def answered(
-    engine: LocalEngine, samples: Iterator[tuple[int, MonitorSample]]
-) -> Iterator[tuple[int, MonitorSample]]:
-    """Yield the samples, each with its position, with the answers of a model on this machine."""
+def answer_samples(
+    engine: LocalEngine, samples: Iterator[tuple[Any, MonitorSample]]
+) -> Iterator[tuple[Any, MonitorSample]]:
+    """Yield the samples, each with its label, with the answers of a model on this machine."""
     sent, waiting = tee(samples)
     rows = (
         Row(
@@ -79,14 +77,12 @@ def answered(
             sample.headers.get("content-type", ""),
             error=sample.answer.decode() if sample.status >= 400 else None,
         )
-        for index, sample in sent
+        for index, (_, sample) in enumerate(sent)
     )
-    for (index, sample), result in zip(waiting, engine.run(rows), strict=True):
+    for (label, sample), result in zip(waiting, engine.run(rows), strict=True):
         answer = result.body if result.error is None else result.error.encode()
-        yield (
-            index,
-            sample._replace(status=result.status, answer_type=result.content_type, answer=answer),
-        )
+        kind = result.content_type
+        yield label, sample._replace(status=result.status, answer_type=kind, answer=answer)
 
 
 def read_labels(path: Path, count: int) -> list[Any]:
