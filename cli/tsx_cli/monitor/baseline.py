@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from itertools import chain, compress, islice, repeat
+from itertools import chain, islice
 from pathlib import Path
 from random import Random
 from statistics import fmean
@@ -66,11 +66,11 @@ def write_baseline(
         config = _with_fields(config, fields)
     inputs = partial(read_samples, source, settings.s3_endpoint_url)
     statuses = [sample.status for sample in inputs()]
-    count = len(statuses)
-    truths = repeat(None) if labels is None else read_labels(labels, count)
-    indices = set(Random(0).sample(range(count), min(limit, count)))
+    truths = [None] * len(statuses) if labels is None else read_labels(labels, len(statuses))
+    indices = set(Random(0).sample(range(len(statuses)), min(limit, len(statuses))))
+    pairs = enumerate(zip(truths, inputs(), strict=True))
     samples: Iterator[tuple[Any, MonitorSample]]
-    samples = compress(zip(truths, inputs(), strict=False), map(indices.__contains__, range(count)))
+    samples = (pair for index, pair in pairs if index in indices)
     extractor = Extractor(config)
     with ExitStack() as stack:
         if not with_answers:
@@ -151,18 +151,15 @@ def _summarize(
     )
 
 
-def _add_similarities(rows: Iterable[RowFacts]) -> dict[str, list[float]]:
+def _add_similarities(rows: Sequence[RowFacts]) -> dict[str, list[float]]:
     """Add the similarities of embeddings to their mean to the rows, and return the means."""
-    centres, embedded = {}, defaultdict[str, list[RowFacts]](list)
-    for row in rows:
-        for column in row.vectors:
-            embedded[column].append(row)
-    for column, with_vectors in embedded.items():
-        vectors = [row.vectors[column] for row in with_vectors]
-        if len({vector.shape for vector in vectors}) == 1:  # Others are no embeddings.
-            centre = np.mean(vectors, axis=0)
-            for row, vector in zip(with_vectors, vectors, strict=True):
-                row.columns[column] = cosine(vector, centre)
+    centres = {}
+    for column in {column for row in rows for column in row.vectors}:
+        embedded = [row for row in rows if column in row.vectors]
+        with suppress(ValueError):  # Vectors of several lengths are no embeddings.
+            centre = np.mean([row.vectors[column] for row in embedded], axis=0)
+            for row in embedded:
+                row.columns[column] = cosine(row.vectors[column], centre)
             centres[column] = [float(f"{value:.5g}") for value in centre]
     return centres
 
