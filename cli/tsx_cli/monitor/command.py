@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -15,7 +16,6 @@ from tsx_cli.common.management import Addresses, with_both, with_server
 from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
 from tsx_cli.common.output import one_line, print_json, print_result, print_table
 from tsx_cli.common.status_line import StatusLine
-from tsx_cli.monitor.export import export
 
 POLL_INTERVAL_S = 5.0
 UNDECIDED = 3  # the exit code of a comparison without a decision
@@ -35,7 +35,6 @@ app = typer.Typer(
     help="Make baselines; show the drift, quality, groups and contested answers of models.",
     no_args_is_help=True,
 )
-app.command()(export)
 
 
 @app.command()
@@ -229,6 +228,39 @@ def report(
     html = page.render_page(content, facts=facts, source=source or server.url, **parts)
     output.write_text(html, encoding="utf-8")
     print(f"{output} has the report on {content['model']}")
+
+
+@app.command()
+def export(
+    recording: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|DIRECTORY|URL", help="A recording, a directory of them, or s3://..."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: a .jsonl.")],
+    config: Config = None,
+) -> None:
+    """Write the requests of a recording for SageMaker Model Monitor.
+
+    Failed requests are left out, because SageMaker captures none.
+    """
+    from tsx_archiver.storage.atomic_file import write_atomically  # slow imports
+    from tsx_cli.monitor.data_capture import encode_capture
+    from tsx_cli.monitor.recordings import read_any
+    from tsx_runtime.recordings import NotARecording
+
+    counts = Counter[bool]()  # requests by whether they failed
+    endpoint = read_settings(config)[0].s3_endpoint_url
+    try:
+        with write_atomically(output, mode=0o600) as file:
+            for entry in read_any(recording, endpoint):
+                failed = entry.status >= 400
+                file.write(b"" if failed else encode_capture(entry))
+                counts[failed] += 1
+    except NotARecording as error:
+        raise CliError(str(error)) from error
+    print(f"{output}: {counts[False]} requests, without {counts[True]} that failed")
 
 
 def _report(server: Server, name: str) -> dict[str, Any]:

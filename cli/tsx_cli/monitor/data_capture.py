@@ -19,7 +19,6 @@ from typing import Any
 from tsx_runtime.recordings import Headers, NotARecording, Recorded
 
 CAPTURE_SUFFIX = ".jsonl"
-ATTRIBUTES_HEADER = "x-amzn-sagemaker-custom-attributes"
 _VERSION = "tsx-version="
 
 
@@ -73,13 +72,12 @@ def _decode(line: bytes) -> Recorded:
     answer_headers, answer = _decode_part(capture_data.get("endpointOutput"))
     texts = metadata.get("customAttributes") or []
     versions = [text.removeprefix(_VERSION) for text in texts if text.startswith(_VERSION)]
-    custom = [(ATTRIBUTES_HEADER, text) for text in texts if not text.startswith(_VERSION)]
     return Recorded(
         # Python 3.10 does not read Z.
         datetime.fromisoformat(metadata["inferenceTime"].replace("Z", "+00:00")).timestamp(),
         versions[0] if versions else "",
         "",
-        (*request_headers, *custom),
+        request_headers,
         body or b"",
         0 if answer is None else 200,  # Failed answers are not captured.
         answer_headers=answer_headers,

@@ -20,7 +20,7 @@ from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import BYTES
 
 MAX_TEXT_BYTES = 2000  # shown bytes of a request
-MAX_WORST, MAX_EXPLAINED = 12, 6
+MAX_WORST = 9  # shown answers
 
 
 def read_recorded(server: Server, model: str, request_id: str) -> dict[str, Any]:
@@ -66,12 +66,11 @@ def explain(server: Server, model: str, recorded: Mapping[str, Any], prediction:
 def worst_answers(servers: Addresses, model: str, version: str) -> Iterator[dict[str, Any]]:
     """Yield the worst answers with their requests and explanations, where these exist."""
     address = path("models", model, "monitor", "worst", version=version, count=MAX_WORST)
-    for number, answer in enumerate(servers.management.call_json("GET", address, kind=list)):
+    for answer in servers.management.call_json("GET", address, kind=list):
         recorded = explanation = None
         with suppress(CliError):
             recorded = read_recorded(servers.management, model, answer["request_id"])
-            if number < MAX_EXPLAINED:
-                explanation = explain(servers.inference, model, recorded, answer["prediction"])
+            explanation = explain(servers.inference, model, recorded, answer["prediction"])
         yield answer | {"recorded": recorded, "explanation": explanation}
 
 

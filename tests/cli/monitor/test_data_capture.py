@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.common.failure import CliError
-from tsx_cli.monitor.data_capture import ATTRIBUTES_HEADER, encode_capture, read_capture
-from tsx_cli.monitor.export import export
+from tests.cli.conftest import Run
+from tsx_cli.monitor.data_capture import encode_capture, read_capture
 from tsx_runtime.recordings import NotARecording, Recorded, encode, file_head
 
 # From AWS's documentation of the capture of real-time endpoints.
@@ -28,7 +27,7 @@ KINDS = st.sampled_from(["text/csv", "application/json; charset=utf-8", "image/p
 def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> None:
     file = tmp_path / "a.jsonl"
     chosen_id = DOCUMENTED.replace(
-        '"eventId"', '"customAttributes":["a=1"],"inferenceId":"i","eventId"'
+        '"eventId"', '"customAttributes":["a=1","tsx-version=2.0"],"inferenceId":"i","eventId"'
     )
     file.write_text(DOCUMENTED + "\n" + chosen_id)
     first, second = read_capture(file, "churn", "AllTraffic")
@@ -45,8 +44,7 @@ def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> Non
         "churn",
         request_id="aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee",
     )
-    assert second.request_id == "i"
-    assert (ATTRIBUTES_HEADER, "a=1") in second.headers
+    assert (second.request_id, second.version) == ("i", "2.0")
 
 
 @given(
@@ -92,9 +90,7 @@ def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
         list(read_capture(file))
 
 
-def test_a_recording_is_exported_without_failed_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_is_exported_without_failed_requests(run: Run, tmp_path: Path) -> None:
     json_type = (("Content-Type", "application/json"),)
     entry = Recorded(
         1.5, "1.0", "", json_type, b"[1]", 200, 0.1, json_type, b"[0.9]", request_id="a"
@@ -102,8 +98,8 @@ def test_a_recording_is_exported_without_failed_requests(
     failed = entry._replace(status=500, answer=b"error")
     (tmp_path / "m.tsxrec").write_bytes(file_head("m") + encode(entry) + encode(failed))
     capture, other = tmp_path / "capture.jsonl", tmp_path / "other.jsonl"
-    export(str(tmp_path / "m.tsxrec"), capture)
-    assert capsys.readouterr().out == f"{capture}: 1 requests, without 1 that failed\n"
+    written = run("monitor export", tmp_path / "m.tsxrec", "-o", capture)
+    assert (written.code, written.out) == (0, f"{capture}: 1 requests, without 1 that failed\n")
     assert json.loads(capture.read_text()) == {
         "captureData": {
             "endpointInput": {
@@ -126,6 +122,6 @@ def test_a_recording_is_exported_without_failed_requests(
         },
         "eventVersion": "0",
     }
-    with pytest.raises(CliError, match=r"missing\.tsxrec: No such file"):
-        export(str(tmp_path / "missing.tsxrec"), other)
+    missing = run("monitor export missing.tsxrec -o", other)
+    assert (missing.code, "missing.tsxrec" in missing.err) == (1, True)
     assert not other.exists()

@@ -9,8 +9,9 @@ import pytest
 
 from tests.cli.conftest import Answering, Run
 from tsx_cli.common.client import Server
-from tsx_cli.feedback import items
-from tsx_cli.feedback.items import send_feedback
+from tsx_cli.common.status_line import StatusLine
+from tsx_cli.feedback import command
+from tsx_cli.feedback.command import send_feedback
 
 RESULT = {"accepted": 1, "duplicates": 0}
 REFUSED = {"index": 0, "code": "future", "message": "it is in the future"}
@@ -33,7 +34,7 @@ def sent(answering: Answering, monkeypatch: pytest.MonkeyPatch) -> list[list[dic
 
 def send(name: str, content: str) -> dict[str, object]:
     Path(name).write_text(content)
-    return send_feedback(Server("http://127.0.0.1:1"), "loan", name, lambda text: None)
+    return send_feedback(Server("http://127.0.0.1:1"), "loan", name, StatusLine(quiet=True))
 
 
 @pytest.mark.usefixtures("run")
@@ -54,7 +55,7 @@ def test_the_columns_of_a_table_become_the_members_of_items(
 def test_items_are_sent_in_batches(
     sent: list[list[dict[str, object]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(items, "BATCH_ITEMS", 2)
+    monkeypatch.setattr(command, "BATCH_ITEMS", 2)
     content = json.dumps([{"key": number, "truth": 1.5} for number in range(3)])
     result = send("a.json", content)
     assert [len(batch) for batch in sent] == [2, 1]
