@@ -248,18 +248,14 @@ def export(
     from tsx_archiver.storage.atomic_file import write_atomically  # slow imports
     from tsx_cli.monitor.data_capture import encode_capture
     from tsx_cli.monitor.recordings import read_any
-    from tsx_runtime.recordings import NotARecording
 
     counts = Counter[bool]()  # requests by whether they failed
     endpoint = read_settings(config)[0].s3_endpoint_url
-    try:
-        with write_atomically(output, mode=0o600) as file:
-            for entry in read_any(recording, endpoint):
-                failed = entry.status >= 400
-                file.write(b"" if failed else encode_capture(entry))
-                counts[failed] += 1
-    except NotARecording as error:
-        raise CliError(str(error)) from error
+    with write_atomically(output, mode=0o600) as file:
+        for entry in read_any(recording, endpoint):
+            failed = entry.status >= 400
+            file.write(b"" if failed else encode_capture(entry))
+            counts[failed] += 1
     print(f"{output}: {counts[False]} requests, without {counts[True]} that failed")
 
 

@@ -13,8 +13,7 @@ import json
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tsx_runtime.recordings import Headers, NotARecording, Recorded
 
@@ -22,11 +21,14 @@ CAPTURE_SUFFIX = ".jsonl"
 _VERSION = "tsx-version="
 
 
-def read_capture(path: Path, model: str = "", version: str = "") -> Iterator[Recorded]:
-    """Yield the requests of a file in its order, which is about that of their answers.
+def read_capture(
+    source: BinaryIO, label: str, model: str = "", version: str = ""
+) -> Iterator[Recorded]:
+    """Yield the requests of an open file in its order, which is about that of their answers.
 
     Args:
-        path: The file.
+        source: The file.
+        label: Its name in errors.
         model: The name of the endpoint.
         version: The name of the endpoint's variant, for lines without a version.
 
@@ -34,18 +36,17 @@ def read_capture(path: Path, model: str = "", version: str = "") -> Iterator[Rec
         NotARecording: A line is not in this format.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as source:
-        for number, line in enumerate(source, 1):
-            if line.isspace():
-                continue
-            try:
-                entry = _decode(line)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise NotARecording(
-                    f"{path}, line {number}, is not in the format of SageMaker's data capture:"
-                    f" {error!r}. Remove the line"
-                ) from error
-            yield entry._replace(model=model, version=entry.version or version)
+    for number, line in enumerate(source, 1):
+        if line.isspace():
+            continue
+        try:
+            entry = _decode(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise NotARecording(
+                f"{label}, line {number}, is not in the format of SageMaker's data capture:"
+                f" {error!r}. Remove the line"
+            ) from error
+        yield entry._replace(model=model, version=entry.version or version)
 
 
 def encode_capture(entry: Recorded) -> bytes:

@@ -13,11 +13,11 @@ from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import Position, Row
 from tsx_cli.batch.s3 import S3
 from tsx_cli.batch.sources import BY_SUFFIX
-from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.failure import UsageError
 from tsx_cli.monitor.recordings import read_any
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.bodies import cell
-from tsx_runtime.recordings import SUFFIX, NotARecording, Recorded
+from tsx_runtime.recordings import SUFFIX, Recorded
 
 UNANSWERED = 0  # the status of a sample whose answer is not known
 
@@ -47,10 +47,7 @@ def recorded_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorS
     Raises:
         CliError: They cannot be read.
     """
-    try:
-        yield from map(_sample_of, read_any(address, s3_endpoint))
-    except NotARecording as error:
-        raise CliError(str(error)) from error
+    return map(_sample_of, read_any(address, s3_endpoint))
 
 
 def _sample_of(entry: Recorded) -> MonitorSample:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pytest
@@ -24,13 +25,12 @@ DOCUMENTED = (
 KINDS = st.sampled_from(["text/csv", "application/json; charset=utf-8", "image/png"])
 
 
-def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
+def test_a_line_of_sagemaker_is_a_request_with_its_answer() -> None:
     chosen_id = DOCUMENTED.replace(
         '"eventId"', '"customAttributes":["a=1","tsx-version=2.0"],"inferenceId":"i","eventId"'
     )
-    file.write_text(DOCUMENTED + "\n" + chosen_id)
-    first, second = read_capture(file, "churn", "AllTraffic")
+    file = BytesIO(f"{DOCUMENTED}\n{chosen_id}".encode())
+    first, second = read_capture(file, "a.jsonl", "churn", "AllTraffic")
     assert first == Recorded(
         1644859549.0,
         "AllTraffic",
@@ -55,21 +55,18 @@ def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> Non
     st.none() | st.tuples(KINDS, st.binary(max_size=30)),
 )
 def test_an_exported_request_is_read_unchanged(
-    tmp_path_factory: pytest.TempPathFactory,
     at: float,
     version: str,
     kind: str,
     body: bytes,
     answer: tuple[str, bytes] | None,
 ) -> None:
-    file = tmp_path_factory.mktemp("capture") / "a.jsonl"
     headers = (("content-type", kind),)
     entry = Recorded(at, version, "", headers, body, request_id="id")
     if answer is not None:
         answer_headers = (("content-type", answer[0]),)
         entry = entry._replace(status=200, answer_headers=answer_headers, answer=answer[1])
-    file.write_bytes(encode_capture(entry))
-    assert list(read_capture(file)) == [entry]
+    assert list(read_capture(BytesIO(encode_capture(entry)), "a.jsonl")) == [entry]
 
 
 @pytest.mark.parametrize(
@@ -83,11 +80,10 @@ def test_an_exported_request_is_read_unchanged(
         DOCUMENTED.replace("2022-02-14T17:25:49Z", "yesterday"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(DOCUMENTED + line)
+def test_a_damaged_line_is_named(line: str) -> None:
+    file = BytesIO((DOCUMENTED + line).encode())
     with pytest.raises(NotARecording, match=r"a\.jsonl, line 2, is not in the format"):
-        list(read_capture(file))
+        list(read_capture(file, "a.jsonl"))
 
 
 def test_a_recording_is_exported_without_failed_requests(run: Run, tmp_path: Path) -> None:
