@@ -31,7 +31,7 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
         ArchiveError: The archive or the baseline cannot be read.
     """
     name, config, baseline = _read_baseline(model, settings)
-    parse_baseline(baseline, f"the baseline of {model}")
+    parse_baseline(baseline, f"the baseline in {model}")
     with TemporaryDirectory(dir=temporary_directory()) as directory:
         monitor = Monitor(MonitorStore(f"{directory}/monitor.sqlite", math.inf), "analysis")
         with closing(monitor):

@@ -138,7 +138,8 @@ def _summarize(
                 elif row.prediction is not None and true_number is not None:
                     quality["mean_error"].append(abs(row.prediction - true_number))
     if not rows:
-        raise CliError(f"no request can be used: {one_line('; '.join(failures))}")
+        reasons = "; ".join(failures) or f"there are none in {source}"
+        raise CliError(f"no request can be used: {one_line(reasons)}")
     means: Any = {name: fmean(values) for name, values in quality.items()}
     return MonitorBaseline(
         rows=len(rows),

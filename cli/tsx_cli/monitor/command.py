@@ -175,18 +175,20 @@ def contests(
     if (answer is None) != (state is None):
         raise UsageError("give --answer ID and --state upheld, or --state corrected, together")
     management, address = servers.management, ("models", name, "monitor", "contests")
-    if answer is not None:
-        fields = {"state": state, "response": response, "truth": truth}
-        listed = [management.call_json("POST", path(*address, answer), fields)]
-    else:
-        only = None if show_all or explain else "open"
-        listed = management.call_json("GET", path(*address, state=only), kind=list)
-    if explain is None:
+    id = answer or explain
+    only = None if show_all or id else "open"
+    listed = management.call_json("GET", path(*address, state=only), kind=list)
+    if id is None:
         print_result(listed, as_json, _show_contests)
         return
-    contest = next((contest for contest in listed if contest["id"] == explain), None)
+    contest = next((contest for contest in listed if contest["id"] == id), None)
     if contest is None:
-        raise CliError(f"{name} has no contest {explain}; `tsx monitor contests {name} --all`")
+        raise CliError(f"{name} has no contest {id}; `tsx monitor contests {name} --all`")
+    if answer is not None:
+        fields = {"state": state, "response": response, "truth": truth}
+        contest = management.call_json("POST", path(*address, id), fields)
+        print_result([contest], as_json, _show_contests)
+        return
     recorded = review.read_recorded(management, name, contest["request_id"])
     result = review.explain(servers.inference, name, recorded, contest["prediction"])
     print_json({**contest, "explanation": result})

@@ -17,9 +17,12 @@ def show_report(content: dict[str, Any]) -> None:
     """Print a report in the form of `MonitorReport`."""
     report = MonitorReport.model_validate(content)
     name = one_line(report.model)
-    share = "none" if report.config is None else f"{report.config.share:g} %"
-    dropped = ", ".join(f"{count:,} {reason}" for reason, count in report.dropped.items())
-    print(f"{name}: {share} of the requests are examined; not examined: {dropped or 'none'}")
+    dropped = [f"{count:,} {reason}" for reason, count in report.dropped.items() if count]
+    if report.config is None:
+        print(f"{name}: not monitored; `tsx models monitor {name} --share 5%` starts it")
+    else:
+        share = f"{report.config.share:g} % of the requests are examined"
+        print(f"{name}: {share}; not examined: {', '.join(dropped) or 'none'}")
     for version in report.versions:
         _show_version(version)
     for comparison in report.comparisons:
