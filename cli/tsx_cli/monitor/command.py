@@ -100,7 +100,7 @@ def show(server: Server, name: ModelName, as_json: AsJson = False) -> None:
     """Show what has moved since the baseline, the quality of each version, and groups."""
     from tsx_cli.monitor.tables import show_report  # a slow import
 
-    print_result(_report(server, name), as_json, show_report)
+    print_result(server.call_json("GET", path("models", name, "monitor")), as_json, show_report)
 
 
 @app.command(cls=AnswerCommand)
@@ -221,7 +221,8 @@ def report(
         files = files or [Path(model)]
         content = analyze_recordings(Path(model), source, settings)
     else:
-        content, address = _report(server, model), path("models", model)
+        address = path("models", model)
+        content = server.call_json("GET", f"{address}/monitor")
         parts["served"] = server.call_json("GET", f"{address}/all", kind=list)
         parts["contests"] = server.call_json("GET", f"{address}/monitor/contests", kind=list)
         for version in content["versions"][:1]:
@@ -261,15 +262,11 @@ def export(
     print(f"{output}: {counts[False]} requests, without {counts[True]} that failed")
 
 
-def _report(server: Server, name: str) -> dict[str, Any]:
-    report: dict[str, Any] = server.call_json("GET", path("models", name, "monitor"))
-    return report
-
-
 def _comparison(
     server: Server, name: str, versions: str | None, metric: str | None
 ) -> dict[str, Any]:
-    for comparison in _report(server, name)["comparisons"]:
+    report = server.call_json("GET", path("models", name, "monitor"))
+    for comparison in report["comparisons"]:
         pair = f"{comparison['old']},{comparison['new']}"
         if versions in (None, pair) and metric in (None, comparison["metric"]):
             return dict(comparison)
