@@ -458,7 +458,7 @@ def test_only_workers_import_torch_and_its_kin() -> None:
     ):
         allowed = (
             NUMERIC
-            if module.startswith(("tsx_cli.bench.", STATISTICS))
+            if module.startswith(("tsx_cli.bench.", "tsx_cli.monitor.", STATISTICS))
             else {"numpy"}
             if module in COUNT
             else set()

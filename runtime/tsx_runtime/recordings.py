@@ -125,6 +125,18 @@ def read(path: Path) -> Iterator[Recorded]:
             current_source.close()
 
 
+def read_file(source: BinaryIO, label: str) -> Iterator[Recorded]:
+    """Yield the requests of an open file in its order; `label` names it in errors.
+
+    Raises:
+        NotARecording: It is not a recording, or is damaged.
+        OSError: It cannot be read.
+    """
+    model = str(_read_file_head(source, label).get("model", ""))
+    while (entry := _read_entry(source, label)) is not None:
+        yield entry._replace(model=model)
+
+
 def find_request(
     directory: Path, request_id: str, at: float | None, max_files: int
 ) -> Recorded | None:
@@ -154,7 +166,7 @@ def find_request(
     return None
 
 
-def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
+def _read_file_head(source: BinaryIO, file: Path | str) -> dict[str, Any]:
     try:
         head = json.loads(source.readline(MAX_HEAD_BYTES))
         if head["tsx"] != "recording":
@@ -170,7 +182,7 @@ def _read_file_head(source: BinaryIO, file: Path) -> dict[str, Any]:
     return dict(head)
 
 
-def _read_entry(source: BinaryIO, file: Path, *, skip: bool = False) -> Recorded | None:
+def _read_entry(source: BinaryIO, file: Path | str, *, skip: bool = False) -> Recorded | None:
     """Return the next request, or None at the end of the file or before an incomplete request.
 
     With `skip` the bodies are not read.

@@ -40,15 +40,13 @@ def monitor(
     if file is not None:
         from tsx_archiver.metadata.safeyaml import load_yaml_file  # a slow import
 
-        keys = load_yaml_file(file) or {}
-        keys = keys.get("monitor", keys) if isinstance(keys, dict) else {"": keys}
+        keys = load_yaml_file(file)
+        if not isinstance(keys, dict) or not keys:
+            raise UsageError(f"--file {file}: write the keys of `monitor`, such as share: 5%")
     if share is not None:
         keys["share"] = share
-    if keys:
-        answer = server.call_json("PUT", target, keys)
-    else:
-        answer = server.call("DELETE" if off else "GET", target).json()
-    print_result(answer, as_json, _show)
+    method = "PUT" if keys else "DELETE" if off else "GET"
+    print_result(server.call_json(method, target, keys or None), as_json, _show)
 
 
 def _show(answer: dict[str, Any]) -> None:

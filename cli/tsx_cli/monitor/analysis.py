@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from tsx_archiver.monitor.baseline import MEMBER
+from tsx_archiver.monitor.baseline import MEMBER, parse_baseline
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_cli.archive.source import require_archive
@@ -19,7 +20,7 @@ from tsx_runtime.features.monitor.process.reports import build_report
 from tsx_runtime.features.monitor.process.store import MonitorStore
 from tsx_runtime.settings.schema import Settings
 
-FLUSH_SAMPLES = 1000
+FLUSH_SAMPLES = 10  # 10,000 rows may wait, and a request has 1,000 at most.
 
 
 def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str, Any]:
@@ -27,40 +28,37 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
 
     Raises:
         CliError: There is no baseline, or the recordings cannot be read.
-        ArchiveError: The archive cannot be read.
+        ArchiveError: The archive or the baseline cannot be read.
     """
     name, config, baseline = _read_baseline(model, settings)
+    parse_baseline(baseline, f"the baseline in {model}")
     with TemporaryDirectory(dir=temporary_directory()) as directory:
         monitor = Monitor(MonitorStore(f"{directory}/monitor.sqlite", math.inf), "analysis")
-        try:
-            versions = set[str]()
+        with closing(monitor):
             for number, sample in enumerate(recorded_samples(source, settings.s3_endpoint_url)):
                 version = sample.version or "unknown"
-                if version not in versions:
-                    versions.add(version)
+                if version not in monitor.versions_of(name):
                     head = {"model": name, "version": version, "registered": sample.at}
-                    monitor.set_version(head | {"config": config.model_dump()}, baseline)
+                    monitor.set_version(head | {"config": config}, baseline)
                 monitor.add_sample(sample._replace(model=name, version=version))
                 if number % FLUSH_SAMPLES == 0:
                     monitor.flush()
-            if not versions:
-                raise CliError(f"there are no requests in {source}")
-            for monitored in monitor.versions_of(name).values():
-                monitored.windows.end_if_due(math.inf)
-            report: dict[str, Any] = build_report(monitor, name).model_dump(mode="json")
-        finally:
-            monitor.close()
+            monitor.work(math.inf)
+            report = build_report(monitor, name).model_dump(mode="json")
+    if not report["versions"]:
+        raise CliError(f"there are no requests in {source}")
     return report
 
 
 def _read_baseline(model: Path, settings: Settings) -> tuple[str, MonitorConfig, bytes]:
     """Return a model's name, the configuration of its monitoring, and its baseline's file."""
+    default = MonitorConfig.model_validate({})
     if model.suffix == ".json":
-        return model.stem, MonitorConfig.model_validate({}), model.read_bytes()
+        return model.stem, default, model.read_bytes()
     require_archive(model)
     with open_cached(model, settings) as archive:
         member = archive.directory / MEMBER
         if not member.is_file():
             raise CliError(f"{model} has no baseline; `tsx monitor baseline {model}` makes it")
-        config = archive.config.monitor or MonitorConfig.model_validate({})
+        config = archive.config.monitor or default
         return archive.manifest.model_name, config, member.read_bytes()

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
+from rich.markup import escape
 
 from tsx_cli.common.client import AnswerCommand, Server, path
 from tsx_cli.common.failure import FAILED, CliError, UsageError
 from tsx_cli.common.management import Addresses, with_both, with_server
 from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
 from tsx_cli.common.output import one_line, print_json, print_result, print_table
-from tsx_cli.monitor.export import export
-from tsx_cli.monitor.tables import clock, show_report
+from tsx_cli.common.status_line import StatusLine
 
 POLL_INTERVAL_S = 5.0
 UNDECIDED = 3  # the exit code of a comparison without a decision
@@ -34,7 +35,6 @@ app = typer.Typer(
     help="Make baselines; show the drift, quality, groups and contested answers of models.",
     no_args_is_help=True,
 )
-app.command()(export)
 
 
 @app.command()
@@ -98,7 +98,9 @@ def baseline(
 @with_server
 def show(server: Server, name: ModelName, as_json: AsJson = False) -> None:
     """Show what has moved since the baseline, the quality of each version, and groups."""
-    print_result(_report(server, name), as_json, show_report)
+    from tsx_cli.monitor.tables import show_report  # a slow import
+
+    print_result(server.call_json("GET", path("models", name, "monitor")), as_json, show_report)
 
 
 @app.command(cls=AnswerCommand)
@@ -117,17 +119,13 @@ def compare(
 
     It may be asked at any time. Exit code 0: there is a decision; 3: there is none yet.
     """
-    last_sentence = ""
-    while True:
-        comparison = _comparison(_report(server, name), versions, metric)
-        if not as_json and comparison["sentence"] != last_sentence:
-            last_sentence = comparison["sentence"]
-            print(one_line(last_sentence), flush=True)
-        if comparison["better"] is not None or not watch:
-            break
-        time.sleep(POLL_INTERVAL_S)
-    if as_json:
-        print_json(comparison)
+    with StatusLine(quiet=as_json) as status:
+        while (comparison := _comparison(server, name, versions, metric))[
+            "better"
+        ] is None and watch:
+            status.update(escape(comparison["sentence"]))
+            time.sleep(POLL_INTERVAL_S)
+    print_result(comparison, as_json, lambda comparison: print(one_line(comparison["sentence"])))
     if comparison["better"] is None:
         raise typer.Exit(UNDECIDED)
 
@@ -143,7 +141,8 @@ def analyze(
 
     Exit code 0: nothing has drifted in the last window of any version; 1: something has.
     """
-    from tsx_cli.monitor.analysis import analyze_recordings  # a slow import
+    from tsx_cli.monitor.analysis import analyze_recordings  # slow imports
+    from tsx_cli.monitor.tables import show_report
 
     result = analyze_recordings(model, source, read_settings(config)[0])
     print_result(result, as_json, show_report)
@@ -175,22 +174,24 @@ def contests(
 
     if (answer is None) != (state is None):
         raise UsageError("give --answer ID and --state upheld, or --state corrected, together")
-    address = path("models", name, "monitor", "contests")
+    management, address = servers.management, ("models", name, "monitor", "contests")
+    id = answer or explain
+    only = None if show_all or id else "open"
+    listed = management.call_json("GET", path(*address, state=only), kind=list)
+    if id is None:
+        print_result(listed, as_json, _show_contests)
+        return
+    contest = next((contest for contest in listed if contest["id"] == id), None)
+    if contest is None:
+        raise CliError(f"{name} has no contest {id}; `tsx monitor contests {name} --all`")
     if answer is not None:
         fields = {"state": state, "response": response, "truth": truth}
-        listed = [servers.management.call_json("POST", address + path(answer), fields)]
-    else:
-        listed = servers.management.call_json("GET", address, kind=list)
-    if explain is not None:
-        contest = next((contest for contest in listed if contest["id"] == explain), None)
-        if contest is None:
-            raise CliError(f"{name} has no contest {explain}; `tsx monitor contests {name} --all`")
-        recorded = review.read_recorded(servers.management, name, contest["request_id"])
-        result = review.explain(servers.inference, name, recorded, contest["prediction"])
-        print_json({**contest, "explanation": result})
+        contest = management.call_json("POST", path(*address, id), fields)
+        print_result([contest], as_json, _show_contests)
         return
-    chosen = [item for item in listed if show_all or answer or item["state"] == "open"]
-    print_result(chosen, as_json, _show_contests)
+    recorded = review.read_recorded(management, name, contest["request_id"])
+    result = review.explain(servers.inference, name, recorded, contest["prediction"])
+    print_json({**contest, "explanation": result})
 
 
 @app.command(cls=AnswerCommand)
@@ -213,49 +214,71 @@ def report(
     """Write the model card and report for a review, as one HTML file."""
     from tsx_cli.monitor import page, review  # slow imports
     from tsx_cli.monitor.analysis import analyze_recordings
-    from tsx_runtime.features.monitor.report import MonitorReport
 
-    settings, files = read_settings(None)[0], archives or []
-    parts: dict[str, Any] = {"source": source or servers.management.url, "served": []}
-    parts |= {"contests": [], "worst": []}
+    settings, server, files = read_settings(None)[0], servers.management, archives or []
+    parts: dict[str, list[Any]] = {"served": [], "contests": [], "worst": []}
     if source is not None:
         files = files or [Path(model)]
         content = analyze_recordings(Path(model), source, settings)
     else:
-        server, address = servers.management, path("models", model)
-        content = MonitorReport.model_validate(_report(server, model)).model_dump()
+        address = path("models", model)
+        content = server.call_json("GET", f"{address}/monitor")
         parts["served"] = server.call_json("GET", f"{address}/all", kind=list)
         parts["contests"] = server.call_json("GET", f"{address}/monitor/contests", kind=list)
-        versions = content["versions"][:1]
-        parts["worst"] = [
-            answer
-            for version in versions
-            for answer in review.worst_answers(servers, model, version["version"])
-        ]
-    parts["facts"] = [review.archive_facts(file, settings) for file in files]
-    output.write_text(page.render_page(content, **parts), encoding="utf-8")
+        for version in content["versions"][:1]:
+            parts["worst"] += review.worst_answers(servers, model, version["version"])
+    facts = [review.archive_facts(file, settings) for file in files]
+    html = page.render_page(content, facts=facts, source=source or server.url, **parts)
+    output.write_text(html, encoding="utf-8")
     print(f"{output} has the report on {content['model']}")
 
 
-def _report(server: Server, name: str) -> dict[str, Any]:
-    answer: dict[str, Any] = server.call("GET", path("models", name, "monitor")).json()
-    return answer
+@app.command()
+def export(
+    recording: Annotated[
+        str,
+        typer.Argument(
+            metavar="FILE|DIRECTORY|URL", help="A recording, a directory of them, or s3://..."
+        ),
+    ],
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file to write: a .jsonl.")],
+    config: Config = None,
+) -> None:
+    """Write the requests of a recording for SageMaker Model Monitor.
+
+    Failed requests are left out, because SageMaker captures none.
+    """
+    from tsx_archiver.storage.atomic_file import write_atomically  # slow imports
+    from tsx_cli.monitor.data_capture import encode_capture
+    from tsx_cli.monitor.recordings import read_any
+
+    counts = Counter[bool]()  # requests by whether they failed
+    endpoint = read_settings(config)[0].s3_endpoint_url
+    with write_atomically(output, mode=0o600) as file:
+        for entry in read_any(recording, endpoint):
+            failed = entry.status >= 400
+            file.write(b"" if failed else encode_capture(entry))
+            counts[failed] += 1
+    print(f"{output}: {counts[False]} requests, without {counts[True]} that failed")
 
 
 def _comparison(
-    content: dict[str, Any], versions: str | None, metric: str | None
+    server: Server, name: str, versions: str | None, metric: str | None
 ) -> dict[str, Any]:
-    for comparison in content["comparisons"]:
+    report = server.call_json("GET", path("models", name, "monitor"))
+    for comparison in report["comparisons"]:
         pair = f"{comparison['old']},{comparison['new']}"
         if versions in (None, pair) and metric in (None, comparison["metric"]):
             return dict(comparison)
     raise CliError(
-        f"{content['model']} has no such comparison: it needs two monitored versions, and the truth"
-        " of answers of both (`tsx feedback`)"
+        f"{name} has no such comparison: it needs two monitored versions, and the truth of answers"
+        " of both (`tsx feedback`)"
     )
 
 
 def _show_contests(listed: list[dict[str, Any]]) -> None:
+    from tsx_cli.monitor.tables import clock  # a slow import
+
     rows = [[clock(item["at"]), *(item.get(name) for name in CONTEST_COLUMNS)] for item in listed]
     print_table(["when", *CONTEST_COLUMNS], rows)
     if not rows:

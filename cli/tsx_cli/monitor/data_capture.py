@@ -13,21 +13,22 @@ import json
 import uuid
 from collections.abc import Iterator
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from tsx_runtime.recordings import Headers, NotARecording, Recorded
 
 CAPTURE_SUFFIX = ".jsonl"
-ATTRIBUTES_HEADER = "x-amzn-sagemaker-custom-attributes"
 _VERSION = "tsx-version="
 
 
-def read_capture(path: Path, model: str = "", version: str = "") -> Iterator[Recorded]:
-    """Yield the requests of a file in its order, which is about that of their answers.
+def read_capture(
+    source: BinaryIO, label: str, model: str = "", version: str = ""
+) -> Iterator[Recorded]:
+    """Yield the requests of an open file in its order, which is about that of their answers.
 
     Args:
-        path: The file.
+        source: The file.
+        label: Its name in errors.
         model: The name of the endpoint.
         version: The name of the endpoint's variant, for lines without a version.
 
@@ -35,18 +36,17 @@ def read_capture(path: Path, model: str = "", version: str = "") -> Iterator[Rec
         NotARecording: A line is not in this format.
         OSError: The file cannot be read.
     """
-    with path.open("rb") as source:
-        for number, line in enumerate(source, 1):
-            if line.isspace():
-                continue
-            try:
-                entry = _decode(line)
-            except (ValueError, TypeError, KeyError, AttributeError) as error:
-                raise NotARecording(
-                    f"{path}, line {number}, is not in the format of SageMaker's data capture:"
-                    f" {error!r}. Remove the line"
-                ) from error
-            yield entry._replace(model=model, version=entry.version or version)
+    for number, line in enumerate(source, 1):
+        if line.isspace():
+            continue
+        try:
+            entry = _decode(line)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise NotARecording(
+                f"{label}, line {number}, is not in the format of SageMaker's data capture:"
+                f" {error!r}. Remove the line"
+            ) from error
+        yield entry._replace(model=model, version=entry.version or version)
 
 
 def encode_capture(entry: Recorded) -> bytes:
@@ -73,13 +73,12 @@ def _decode(line: bytes) -> Recorded:
     answer_headers, answer = _decode_part(capture_data.get("endpointOutput"))
     texts = metadata.get("customAttributes") or []
     versions = [text.removeprefix(_VERSION) for text in texts if text.startswith(_VERSION)]
-    custom = [(ATTRIBUTES_HEADER, text) for text in texts if not text.startswith(_VERSION)]
     return Recorded(
         # Python 3.10 does not read Z.
         datetime.fromisoformat(metadata["inferenceTime"].replace("Z", "+00:00")).timestamp(),
         versions[0] if versions else "",
         "",
-        (*request_headers, *custom),
+        request_headers,
         body or b"",
         0 if answer is None else 200,  # Failed answers are not captured.
         answer_headers=answer_headers,

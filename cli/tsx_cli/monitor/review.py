@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from urllib3.filepost import encode_multipart_formdata
 
@@ -19,46 +19,29 @@ from tsx_cli.common.options import open_cached
 from tsx_runtime.settings.schema import Settings
 from tsx_runtime.shared.content_types import BYTES
 
-IMAGES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 MAX_TEXT_BYTES = 2000  # shown bytes of a request
-MAX_WORST, MAX_EXPLAINED = 12, 6
+MAX_WORST = 9  # shown answers
 
 
-class RecordedRequest(NamedTuple):
-    version: str
-    content_type: str
-    body: bytes
-
-    @property
-    def image(self) -> str:
-        """The request as the address of an image, or an empty text."""
-        data = base64.b64encode(self.body).decode()
-        return f"data:{self.content_type};base64,{data}" if self.content_type in IMAGES else ""
-
-    @property
-    def text(self) -> str:
-        return self.body[:MAX_TEXT_BYTES].decode("utf-8", "replace")
-
-
-def read_recorded(server: Server, model: str, request_id: str) -> RecordedRequest:
-    """Return a request that the server has recorded.
+def read_recorded(server: Server, model: str, request_id: str) -> dict[str, Any]:
+    """Return a request that the server has recorded, with its `content_type` and its `text`.
 
     Raises:
         CliError: The server does not know the request, or has not recorded it.
     """
     address = path("models", model, "monitor", "requests", request_id)
-    recorded = server.call_json("GET", address)["recorded"]
+    recorded: dict[str, Any] | None = server.call_json("GET", address)["recorded"]
     if recorded is None:
         raise CliError(
             f"the request {request_id} is not in a recording; `tsx models record {model} --share"
             " 100%` records later ones"
         )
     headers = {name.lower(): value for name, value in recorded["headers"]}
-    body = base64.b64decode(recorded["body"])
-    return RecordedRequest(recorded["version"], headers.get("content-type", BYTES), body)
+    text = base64.b64decode(recorded["body"])[:MAX_TEXT_BYTES].decode("utf-8", "replace")
+    return recorded | {"content_type": headers.get("content-type", BYTES), "text": text}
 
 
-def explain(server: Server, model: str, request: RecordedRequest, prediction: object) -> Any:
+def explain(server: Server, model: str, recorded: Mapping[str, Any], prediction: object) -> Any:
     """Return the model's explanation of its answer to a recorded request.
 
     A request in JSON cannot name the class to explain, so it gets the handler's default.
@@ -66,11 +49,11 @@ def explain(server: Server, model: str, request: RecordedRequest, prediction: ob
     Raises:
         RequestFailed: The handler cannot explain, as the message says.
     """
-    version, kind, body = request
+    body, kind = base64.b64decode(recorded["body"]), recorded["content_type"]
     if isinstance(prediction, str) and "json" not in kind:
         data = ("request", body, kind)
         body, kind = encode_multipart_formdata({"data": data, "target": prediction})
-    address = path("explanations", model, version)
+    address = path("explanations", model, recorded["version"])
     try:
         text = server.call("POST", address, body, {"Content-Type": kind}).body().decode()
     except RequestFailed as error:
@@ -83,12 +66,11 @@ def explain(server: Server, model: str, request: RecordedRequest, prediction: ob
 def worst_answers(servers: Addresses, model: str, version: str) -> Iterator[dict[str, Any]]:
     """Yield the worst answers with their requests and explanations, where these exist."""
     address = path("models", model, "monitor", "worst", version=version, count=MAX_WORST)
-    for number, answer in enumerate(servers.management.call_json("GET", address, kind=list)):
+    for answer in servers.management.call_json("GET", address, kind=list):
         recorded = explanation = None
         with suppress(CliError):
             recorded = read_recorded(servers.management, model, answer["request_id"])
-            if number < MAX_EXPLAINED:
-                explanation = explain(servers.inference, model, recorded, answer["prediction"])
+            explanation = explain(servers.inference, model, recorded, answer["prediction"])
         yield answer | {"recorded": recorded, "explanation": explanation}
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections import deque
 from collections.abc import Iterator
+from itertools import tee
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,11 @@ from tsx_cli.batch.readers import InputReader
 from tsx_cli.batch.rows import Position, Row
 from tsx_cli.batch.s3 import S3
 from tsx_cli.batch.sources import BY_SUFFIX
-from tsx_cli.common.failure import CliError, UsageError
+from tsx_cli.common.failure import UsageError
 from tsx_cli.monitor.recordings import read_any
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.bodies import cell
-from tsx_runtime.recordings import SUFFIX, NotARecording, Recorded
+from tsx_runtime.recordings import SUFFIX, Recorded
 
 UNANSWERED = 0  # the status of a sample whose answer is not known
 
@@ -33,14 +33,12 @@ def read_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSampl
         yield from recorded_samples(address, s3_endpoint)
         return
     for row in InputReader([address], s3=S3(s3_endpoint)).rows(Position(), 0):
-        if path.suffix.lower() == ".csv" and row.error is None:
-            values = {name: cell(text) for name, text in json.loads(row.body).items()}
-            row = row._replace(body=json.dumps(values).encode())
-        status, answer = (UNANSWERED, "") if row.error is None else (400, row.error)
-        headers = {"content-type": row.content_type}
-        yield MonitorSample(
-            "", "", row.id, 0.0, 0.0, status, headers, "", row.body, answer.encode()
-        )
+        body, error = row.body, (row.error or "").encode()
+        if path.suffix.lower() == ".csv" and not error:
+            values = {name: cell(text) for name, text in json.loads(body).items()}
+            body = json.dumps(values).encode()
+        headers, status = {"content-type": row.content_type}, 400 if error else UNANSWERED
+        yield MonitorSample("", "", row.id, 0.0, 0.0, status, headers, "", body, error)
 
 
 def recorded_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorSample]:
@@ -49,10 +47,7 @@ def recorded_samples(address: str, s3_endpoint: str | None) -> Iterator[MonitorS
     Raises:
         CliError: They cannot be read.
     """
-    try:
-        yield from map(_sample_of, read_any(address, s3_endpoint))
-    except NotARecording as error:
-        raise CliError(str(error)) from error
+    return map(_sample_of, read_any(address, s3_endpoint))
 
 
 def _sample_of(entry: Recorded) -> MonitorSample:
@@ -66,25 +61,25 @@ def _sample_of(entry: Recorded) -> MonitorSample:
     return MonitorSample(*ids, entry.at, entry.seconds, status, headers, kind, entry.body, answer)
 
 
-def answered(
-    engine: LocalEngine, samples: Iterator[tuple[int, MonitorSample]]
-) -> Iterator[tuple[int, MonitorSample]]:
-    """Yield the samples, each with its position, with the answers of a model on this machine."""
-    waiting = deque[MonitorSample]()
-
-    def rows() -> Iterator[Row]:
-        for index, sample in samples:
-            waiting.append(sample)
-            error = sample.answer.decode() if sample.status >= 400 else None
-            kind = sample.headers.get("content-type", "")
-            yield Row(index, sample.request_id, sample.body, kind, error=error)
-
-    for result in engine.run(rows()):
-        sample, body = waiting.popleft(), (result.error or "").encode() or result.body
-        yield (
-            result.index,
-            sample._replace(status=result.status, answer_type=result.content_type, answer=body),
+def answer_samples(
+    engine: LocalEngine, samples: Iterator[tuple[Any, MonitorSample]]
+) -> Iterator[tuple[Any, MonitorSample]]:
+    """Yield the samples, each with its label, with the answers of a model on this machine."""
+    sent, waiting = tee(samples)
+    rows = (
+        Row(
+            index,
+            sample.request_id,
+            sample.body,
+            sample.headers.get("content-type", ""),
+            error=sample.answer.decode() if sample.status >= 400 else None,
         )
+        for index, (_, sample) in enumerate(sent)
+    )
+    for (label, sample), result in zip(waiting, engine.run(rows), strict=True):
+        answer = result.body if result.error is None else result.error.encode()
+        kind = result.content_type
+        yield label, sample._replace(status=result.status, answer_type=kind, answer=answer)
 
 
 def read_labels(path: Path, count: int) -> list[Any]:

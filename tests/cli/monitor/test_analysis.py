@@ -37,6 +37,9 @@ def test_drift_of_recorded_requests_is_found(run: Run, loan_model: Path, tmp_pat
         content = (archive.directory / MEMBER).read_bytes()
     Path("loan.json").write_bytes(content)
     assert run("monitor analyze loan.json --from", older).code == 1
+    Path("damaged.json").write_text("{")
+    damaged = run("monitor analyze damaged.json --from", older)
+    assert (damaged.code, "Make it again" in damaged.err) == (1, True)
     Path("empty").mkdir()
     assert run("monitor analyze loan.json --from empty").code == 1
 

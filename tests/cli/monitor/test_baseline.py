@@ -58,7 +58,7 @@ def test_a_baseline_has_inputs_and_answers_without_personal_data(
     assert "accuracy 1.00" in result.out
     baseline = baseline_of(loan_model)
     assert baseline.fields == {
-        "customer": "text",
+        "customer": "category",
         "age": "number",
         "income": "number",
         "city": "category",

@@ -77,7 +77,9 @@ def test_truth_reaches_comparisons_contests_and_the_report(
     contest_id = open_contest["id"]
     explained = run("monitor contests loan --explain", contest_id)
     assert json.loads(explained.out)["explanation"] == {"age": 0.2, "city": 0.1}
-    assert run("monitor contests loan --explain none").code == 1
+    for option in ("--explain none", "--answer none --state upheld"):
+        unknown = run(f"monitor contests loan {option}")
+        assert (unknown.code, "no contest none" in unknown.err) == (1, True)
     assert run("monitor contests loan --answer", contest_id).code == 2
     answer_options = ("--state", "upheld", "--response", "The age is that of the form.")
     answered = run("monitor contests loan --answer", contest_id, *answer_options)
@@ -96,11 +98,13 @@ def test_truth_reaches_comparisons_contests_and_the_report(
     assert not re.search(r"<(script|link|iframe)|\b(src|href)=\"(?!data:image/|#)", page)
     off = run("models monitor loan --off")
     assert (off.code, "not monitored" in off.out) == (0, True)
-    Path("monitor.yaml").write_text("monitor:\n  share: 10%\n")
+    assert "not monitored; `tsx models monitor loan" in run("monitor show loan").out
+    Path("monitor.yaml").write_text("share: 10%\n")
     assert "10 % of" in run("models monitor loan --file monitor.yaml").out
     assert run("models monitor loan --file monitor.yaml --off").code == 2
     Path("monitor.yaml").write_text("- 1\n")
-    assert run("models monitor loan --file monitor.yaml").code == 1
+    wrong = run("models monitor loan --file monitor.yaml")
+    assert (wrong.code, "such as share" in wrong.err) == (2, True)
 
 
 def test_a_comparison_without_a_decision_exits_with_3(run: Run, answering: Answering) -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+from io import BytesIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_cli.common.failure import CliError
-from tsx_cli.monitor.data_capture import ATTRIBUTES_HEADER, encode_capture, read_capture
-from tsx_cli.monitor.export import export
+from tests.cli.conftest import Run
+from tsx_cli.monitor.data_capture import encode_capture, read_capture
 from tsx_runtime.recordings import NotARecording, Recorded, encode, file_head
 
 # From AWS's documentation of the capture of real-time endpoints.
@@ -25,13 +25,12 @@ DOCUMENTED = (
 KINDS = st.sampled_from(["text/csv", "application/json; charset=utf-8", "image/png"])
 
 
-def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
+def test_a_line_of_sagemaker_is_a_request_with_its_answer() -> None:
     chosen_id = DOCUMENTED.replace(
-        '"eventId"', '"customAttributes":["a=1"],"inferenceId":"i","eventId"'
+        '"eventId"', '"customAttributes":["a=1","tsx-version=2.0"],"inferenceId":"i","eventId"'
     )
-    file.write_text(DOCUMENTED + "\n" + chosen_id)
-    first, second = read_capture(file, "churn", "AllTraffic")
+    file = BytesIO(f"{DOCUMENTED}\n{chosen_id}".encode())
+    first, second = read_capture(file, "a.jsonl", "churn", "AllTraffic")
     assert first == Recorded(
         1644859549.0,
         "AllTraffic",
@@ -45,8 +44,7 @@ def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> Non
         "churn",
         request_id="aaaaaaaa-bbbb-cccc-dddd-eeeeeeeeeeee",
     )
-    assert second.request_id == "i"
-    assert (ATTRIBUTES_HEADER, "a=1") in second.headers
+    assert (second.request_id, second.version) == ("i", "2.0")
 
 
 @given(
@@ -57,21 +55,18 @@ def test_a_line_of_sagemaker_is_a_request_with_its_answer(tmp_path: Path) -> Non
     st.none() | st.tuples(KINDS, st.binary(max_size=30)),
 )
 def test_an_exported_request_is_read_unchanged(
-    tmp_path_factory: pytest.TempPathFactory,
     at: float,
     version: str,
     kind: str,
     body: bytes,
     answer: tuple[str, bytes] | None,
 ) -> None:
-    file = tmp_path_factory.mktemp("capture") / "a.jsonl"
     headers = (("content-type", kind),)
     entry = Recorded(at, version, "", headers, body, request_id="id")
     if answer is not None:
         answer_headers = (("content-type", answer[0]),)
         entry = entry._replace(status=200, answer_headers=answer_headers, answer=answer[1])
-    file.write_bytes(encode_capture(entry))
-    assert list(read_capture(file)) == [entry]
+    assert list(read_capture(BytesIO(encode_capture(entry)), "a.jsonl")) == [entry]
 
 
 @pytest.mark.parametrize(
@@ -85,16 +80,13 @@ def test_an_exported_request_is_read_unchanged(
         DOCUMENTED.replace("2022-02-14T17:25:49Z", "yesterday"),
     ],
 )
-def test_a_damaged_line_is_named(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(DOCUMENTED + line)
+def test_a_damaged_line_is_named(line: str) -> None:
+    file = BytesIO((DOCUMENTED + line).encode())
     with pytest.raises(NotARecording, match=r"a\.jsonl, line 2, is not in the format"):
-        list(read_capture(file))
+        list(read_capture(file, "a.jsonl"))
 
 
-def test_a_recording_is_exported_without_failed_requests(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_recording_is_exported_without_failed_requests(run: Run, tmp_path: Path) -> None:
     json_type = (("Content-Type", "application/json"),)
     entry = Recorded(
         1.5, "1.0", "", json_type, b"[1]", 200, 0.1, json_type, b"[0.9]", request_id="a"
@@ -102,8 +94,8 @@ def test_a_recording_is_exported_without_failed_requests(
     failed = entry._replace(status=500, answer=b"error")
     (tmp_path / "m.tsxrec").write_bytes(file_head("m") + encode(entry) + encode(failed))
     capture, other = tmp_path / "capture.jsonl", tmp_path / "other.jsonl"
-    export(str(tmp_path / "m.tsxrec"), capture)
-    assert capsys.readouterr().out == f"{capture}: 1 requests, without 1 that failed\n"
+    written = run("monitor export", tmp_path / "m.tsxrec", "-o", capture)
+    assert (written.code, written.out) == (0, f"{capture}: 1 requests, without 1 that failed\n")
     assert json.loads(capture.read_text()) == {
         "captureData": {
             "endpointInput": {
@@ -126,6 +118,6 @@ def test_a_recording_is_exported_without_failed_requests(
         },
         "eventVersion": "0",
     }
-    with pytest.raises(CliError, match=r"missing\.tsxrec: No such file"):
-        export(str(tmp_path / "missing.tsxrec"), other)
+    missing = run("monitor export missing.tsxrec -o", other)
+    assert (missing.code, "missing.tsxrec" in missing.err) == (1, True)
     assert not other.exists()
