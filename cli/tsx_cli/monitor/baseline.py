@@ -29,7 +29,7 @@ from tsx_cli.monitor.samples import UNANSWERED, answered, read_labels, read_samp
 from tsx_cli.monitor.tables import figure
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.columns import GUESS_ROWS, Extractor, RowFacts
-from tsx_runtime.features.monitor.statistics.facts import category_of, number_of
+from tsx_runtime.features.monitor.statistics.facts import category_of, cosine, number_of
 from tsx_runtime.features.monitor.statistics.summaries import summarize
 from tsx_runtime.settings.schema import Settings
 
@@ -94,9 +94,7 @@ class BaselineFacts:
             first, *others = (row.vectors[column] for row in rows)
             centre = sum(others, first) / len(rows)
             for row in rows:
-                vector = row.vectors[column]
-                squares = float((vector @ vector) * (centre @ centre))
-                row.columns[column] = float(vector @ centre) / squares**0.5 if squares else None
+                row.columns[column] = cosine(row.vectors[column], centre)
             centres[column] = [float(f"{value:.5g}") for value in centre]
         return centres
 

@@ -7,6 +7,7 @@ from itertools import islice
 from typing import Any
 
 from tsx_runtime.features.monitor.statistics.facts import (
+    MAX_CATEGORY_CHARS,
     Facts,
     Vector,
     category_of,
@@ -19,16 +20,11 @@ from tsx_runtime.features.monitor.statistics.fields import values_of
 LABEL_KEYS = ("label", "class", "prediction", "predicted_class", "class_id", "category")
 SCORE_KEYS = ("score", "confidence", "probability")
 SUM_TOLERANCE = 0.02  # The probabilities of a full distribution sum to 1 within it.
-MAX_SCORES = 100
-MAX_LABEL_CHARS = 100  # A longer answer is a text.
-MIN_VECTOR = 32  # A shorter list of numbers is taken as named numbers.
-MAX_NAMED = 32
-
-Scores = dict[str, float]
+MAX_NAMED = 32  # A list of as many numbers is a vector, a shorter one is named numbers.
 
 
-def describe_answer(answer: Any) -> tuple[Facts, Scores | None, Vector | None]:
-    """Return the facts about an answer by name, its scores by class, and its vector.
+def describe_answer(answer: Any) -> tuple[Facts, Vector | None]:
+    """Return the facts about an answer by name, and its vector.
 
     An integer, a boolean and a short text are a class, another number is a number. An object or
     a list of probabilities, and objects of a label and a score, are a classification. A list of at
@@ -36,51 +32,44 @@ def describe_answer(answer: Any) -> tuple[Facts, Scores | None, Vector | None]:
     """
     while isinstance(answer, list) and len(answer) == 1:
         answer = answer[0]
-    if type(answer) is float:
-        return {"number": number_of(answer)}, None, None
-    if isinstance(answer, str) and len(answer) > MAX_LABEL_CHARS:
-        return text_facts(answer), None, None
+    if isinstance(answer, float):
+        return {"number": number_of(answer)}, None
+    if isinstance(answer, str) and len(answer) > MAX_CATEGORY_CHARS:
+        return text_facts(answer), None
     if (label := category_of(answer)) is not None:
-        return {"class": label}, None, None
+        return {"class": label}, None
     facts: Facts = {}
+    others: Any = {}
     scores = _scores_of(answer)
     if scores is None and isinstance(answer, dict):
         for name, value in answer.items():
-            if name == "prediction" and type(value) is float:
-                facts["number"] = number_of(value)
-            elif name in LABEL_KEYS:
-                facts["class"] = category_of(value)
+            if name in LABEL_KEYS:
+                facts |= describe_answer(value)[0]
             elif name in SCORE_KEYS:
                 facts["confidence"] = number_of(value)
             elif (distribution := _scores_of(value)) is not None:
                 scores = distribution
-            elif len(facts) < MAX_NAMED:
-                facts |= _named({name: value})
+            else:
+                others[name] = value
     elif scores is None and isinstance(answer, list):
         vector = vector_of(answer)
-        if vector is not None and len(vector) >= MIN_VECTOR:
-            return {}, None, vector
-        facts = {"count": float(len(answer))} if vector is None else _named(answer)
+        if vector is not None and len(vector) >= MAX_NAMED:
+            return {}, vector
+        others = {"count": len(answer)} if vector is None else answer
+    for path, value in islice(values_of(others), MAX_NAMED):
+        if type(value) in (int, float):
+            facts[path] = number_of(value)
+        elif isinstance(value, str) and len(value) <= MAX_CATEGORY_CHARS:
+            facts[path] = value
     if scores:
-        best = sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_SCORES]
-        facts = {"class": best[0], "confidence": scores[best[0]], **facts}
+        best = max(scores, key=scores.__getitem__)
+        facts = {"class": best, "confidence": float(scores[best]), **facts}
         if abs(sum(scores.values()) - 1) <= SUM_TOLERANCE:
             facts["entropy"] = -sum(p * math.log2(p) for p in scores.values() if p > 0)
-        scores = {label: scores[label] for label in best}
-    return facts, scores, None
+    return facts, None
 
 
-def _named(answer: Any) -> Facts:
-    """Return the numbers and short texts in an object or a list."""
-    return {
-        path: number_of(value) if type(value) in (int, float) else category_of(value)
-        for path, value in islice(values_of(answer), MAX_NAMED)
-        if isinstance(value, int | float)
-        or (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS)
-    }
-
-
-def _scores_of(value: Any) -> Scores | None:
+def _scores_of(value: Any) -> dict[str, float] | None:
     """Return scores by class, if a value is a classification.
 
     The probabilities of the best classes, whose sum is below 1, are known by their descending
@@ -99,13 +88,12 @@ def _scores_of(value: Any) -> Scores | None:
     return scores if is_top or abs(sum(numbers) - 1) <= SUM_TOLERANCE else None
 
 
-def _labelled(items: list[dict[str, Any]]) -> Scores | None:
+def _labelled(items: list[dict[str, Any]]) -> dict[str, float] | None:
     """Return the scores of objects such as `{"label": "cat", "score": 0.9}`, the best by label."""
-    scores: Scores = {}
-    for item in items:
-        label = next((category_of(item[key]) for key in LABEL_KEYS if key in item), None)
-        score = next((number_of(item[key]) for key in SCORE_KEYS if key in item), None)
+    scores: Any = {}
+    for facts, _ in map(describe_answer, items):
+        label, score = facts.get("class"), facts.get("confidence")
         if label is None or score is None:
             return None
         scores[label] = max(score, scores.get(label, score))
-    return scores
+    return scores  # type: ignore[no-any-return]

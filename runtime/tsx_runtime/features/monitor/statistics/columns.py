@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsx_archiver.monitor.config import HEADER_PREFIX, FieldKind, MonitorConfig
+from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.answers import describe_answer
 from tsx_runtime.features.monitor.statistics.bodies import decode, split_answer, split_request
@@ -22,10 +23,14 @@ from tsx_runtime.features.monitor.statistics.facts import (
     text_facts,
     vector_of,
 )
-from tsx_runtime.features.monitor.statistics.fields import FieldGuess, schema_fields, value_at
+from tsx_runtime.features.monitor.statistics.fields import (
+    MAX_FIELDS,
+    guess_kinds,
+    schema_fields,
+    value_at,
+)
 
 MAX_ROWS = 1000  # rows of a request that are examined
-MAX_FIELDS = 200
 GUESS_ROWS = 50  # rows from which the kinds of fields are guessed
 
 
@@ -37,7 +42,6 @@ class RowFacts(NamedTuple):
     prediction: str | float | None
     """The class or the number that feedback is compared with."""
     confidence: float | None
-    scores: dict[str, float] | None
     key: str | None
     groups: dict[str, str]
     vectors: dict[str, Vector]
@@ -59,7 +63,6 @@ class Extractor:
 
     Attributes:
         fields: The kinds in use.
-        omitted: The number of fields after the first 200, which are not monitored.
         unreadable: The number of samples whose request or answer is not of its content type.
     """
 
@@ -70,19 +73,20 @@ class Extractor:
         schema: Mapping[str, Any] | None = None,
         centres: Mapping[str, Sequence[float]] = {},
     ) -> None:
-        self.fields: dict[str, FieldKind] = {}
+        self.fields = {**schema_fields(schema or {}), **fields, **(config.fields or {})}
         self.unreadable = 0
-        self.omitted = 0
         self._config = config
-        self._centres = {name: np.asarray(centre, float) for name, centre in centres.items()}
-        self._guess = None if fields else FieldGuess()
-        self._set_fields({**schema_fields(schema or {}), **fields, **(config.fields or {})})
+        self._centres = {name: np.array(centre) for name, centre in centres.items()}
+        self._guess: dict[str, FieldKind] = {}
+        self._rows_to_guess = GUESS_ROWS
+        if fields:
+            self.freeze()
 
     def freeze(self) -> None:
         """End the guess of the fields now, with the rows that were seen."""
-        if self._guess is not None:
-            guess, self._guess = self._guess, None
-            self._set_fields({**guess.kinds(), **self.fields})
+        self._rows_to_guess = 0
+        fields = {**self._guess, **self.fields}
+        self.fields = dict(islice(fields.items(), MAX_FIELDS))
 
     def rows(self, sample: MonitorSample) -> list[RowFacts]:
         """Return the facts about each row of a sample, of the first 1,000 at most.
@@ -91,34 +95,31 @@ class Extractor:
         """
         if not 200 <= sample.status < 300:
             return []
+        rows: list[Any] = []
+        answers: list[Any] = []
         try:
             rows = split_request(decode(sample.body, sample.headers.get("content-type", "")))
-        except ValueError:
-            self.unreadable += 1
-            return []
-        try:
             answers = split_answer(decode(sample.answer, sample.answer_type), len(rows))
-        except ValueError:
+        except (ValueError, csv.Error):
             self.unreadable += 1
-            answers = [None] * len(rows)
-        return [
-            self._facts(row, answer, sample.headers)
-            for row, answer in islice(zip(rows, answers, strict=True), MAX_ROWS)
-        ]
+        pairs = islice(zip_longest(rows, answers), MAX_ROWS)
+        return [self._facts(row, answer, sample.headers) for row, answer in pairs]
 
     def _facts(self, row: Any, answer: Any, headers: Mapping[str, str]) -> RowFacts:
         config = self._config
-        facts, scores, vector = describe_answer(answer)
-        prediction = facts.get("class", facts.get("number"))
+        facts, vector = describe_answer(answer)
+        predicted = facts
         if config.prediction is not None:
-            part, part_scores, _ = describe_answer(value_at(answer, config.prediction))
-            prediction = part.get("class", part.get("number"))
-            facts, scores = {**facts, **part}, part_scores or scores
-        confidence, key = facts.get("confidence"), _find(row, headers, config.key or "")
-        groups = {path: category_of(_find(row, headers, path)) for path in config.groups}
+            predicted, _ = describe_answer(value_at(answer, config.prediction))
+            facts = {**facts, **predicted}
         columns: Facts = {}
         vectors = {} if vector is None else {"answer.similarity": vector}
-        if self._guess is None:
+        if self._rows_to_guess:
+            guess_kinds(row, self._guess)
+            self._rows_to_guess -= 1
+            if not self._rows_to_guess:
+                self.freeze()
+        else:
             self._add_inputs(row, headers, columns, vectors)
             columns.update((f"answer.{name}", value) for name, value in facts.items())
             columns.update(
@@ -126,29 +127,23 @@ class Extractor:
                 for name, centre in self._centres.items()
                 if name in vectors
             )
-        else:
-            self._guess.add(row)
-            if self._guess.rows >= GUESS_ROWS:
-                self.freeze()
+        confidence: Any = facts.get("confidence")
+        key = value_at(row, config.key or "", headers)
+        groups = ((path, category_of(value_at(row, path, headers))) for path in config.groups)
         return RowFacts(
             columns,
-            prediction,
-            confidence if isinstance(confidence, float) else None,
-            scores,
+            predicted.get("class", predicted.get("number")),
+            confidence,
             key if isinstance(key, str) else category_of(key),
-            {path: group for path, group in groups.items() if group is not None},
+            {path: group for path, group in groups if group is not None},
             vectors,
         )
-
-    def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
-        self.fields = dict(islice(fields.items(), MAX_FIELDS))
-        self.omitted += len(fields) - len(self.fields)
 
     def _add_inputs(
         self, row: Any, headers: Mapping[str, str], columns: Facts, vectors: dict[str, Vector]
     ) -> None:
         for path, kind in self.fields.items():
-            value, column = _find(row, headers, path), f"input.{path}"
+            value, column = value_at(row, path, headers), f"input.{path}"
             if kind == "number":
                 columns[column] = number_of(value)
             elif kind == "category":
@@ -159,9 +154,3 @@ class Extractor:
             elif kind != "ignore":
                 facts = text_facts(value) if kind == "text" else image_facts(value)
                 columns.update((f"{column}.{name}", fact) for name, fact in facts.items())
-
-
-def _find(row: Any, headers: Mapping[str, str], path: str) -> Any:
-    if path.startswith(HEADER_PREFIX):
-        return headers.get(path.removeprefix(HEADER_PREFIX).lower())
-    return value_at(row, path)

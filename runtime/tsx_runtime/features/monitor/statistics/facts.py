@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import base64
 import io
+import math
 import unicodedata
 from collections import Counter
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageStat
+from PIL import Image
 
 Facts = dict[str, float | str | None]
 Vector = NDArray[np.float64]
 
 MAX_NUMBER = 1e100  # A larger number, which is hardly a measurement, would overflow in sums.
-MAX_CATEGORY_CHARS = 60
+MAX_CATEGORY_CHARS = 100
 MAX_SCRIPT_CHARS = 2000  # characters of a text that are examined
 MAX_PIXELS = 25_000_000  # Of a larger image, only the size is read.
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF")  # EPS, for one, would run a program.
@@ -53,11 +55,10 @@ def text_facts(value: Any) -> Facts:
     for character, count in counts.items():
         if character.isalpha():
             scripts[unicodedata.name(character, "other").partition(" ")[0].lower()] += count
-    digits = sum(count for character, count in counts.items() if character.isdigit())
     return {
         "length": float(len(value)),
-        "script": scripts.most_common(1)[0][0],
-        "digits": digits / max(1, counts.total()),
+        "script": max(scripts, key=scripts.__getitem__),
+        "digits": sum(map(str.isdigit, counts.elements())) / max(1, counts.total()),
     }
 
 
@@ -68,30 +69,22 @@ def image_facts(value: Any) -> Facts:
     are mean, contrast (the standard deviation), minimum and maximum. Other values have none.
     """
     if (vector := vector_of(value)) is not None:
-        return {
-            "mean": float(vector.mean()),
-            "contrast": float(vector.std()),
-            "minimum": float(vector.min()),
-            "maximum": float(vector.max()),
-        }
+        values = (vector.mean(), vector.std(), vector.min(), vector.max())
+        return dict(
+            zip(("mean", "contrast", "minimum", "maximum"), map(float, values), strict=True)
+        )
     facts: Facts = {}
-    try:
+    with suppress(Exception):  # A client's bytes: Pillow's decoders raise errors of many types.
         if isinstance(value, dict):
             value = value["b64"]  # KServe and TensorFlow Serving encode bytes like this.
         if isinstance(value, str):
             value = base64.b64decode(value.rpartition(",")[2])  # A data URL has a comma.
-        with Image.open(io.BytesIO(value), formats=FORMATS) as image:
-            width, height = image.size
-            facts |= {"width": float(width), "height": float(height)}
-            if width * height <= MAX_PIXELS:
-                image.draft("L", (64, 64))
-                gray = image.convert("L")
-                gray.thumbnail((64, 64), reducing_gap=2.0)
-                pixels = ImageStat.Stat(gray)
-                facts["brightness"] = pixels.mean[0] / 255
-                facts["contrast"] = pixels.stddev[0] / 255
-    except Exception:  # A client's bytes: Pillow's decoders raise errors of many types.
-        pass
+        image = Image.open(io.BytesIO(value), formats=FORMATS)
+        facts |= zip(("width", "height"), map(float, image.size), strict=True)
+        if math.prod(image.size) <= MAX_PIXELS:
+            image.thumbnail((64, 64))
+            pixels = np.asarray(image.convert("L")) / 255
+            facts |= {"brightness": float(pixels.mean()), "contrast": float(pixels.std())}
     return facts
 
 

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any
 
-from tsx_archiver.monitor.config import FieldKind
+from tsx_archiver.monitor.config import HEADER_PREFIX, FieldKind
 from tsx_runtime.features.monitor.statistics.facts import image_facts
 
 BODY = "body"  # the path of a row that is neither an object nor a short list
-MAX_VALUES = 1000  # values of a row, or parts of a schema
-MAX_DEPTH = 5
+MAX_FIELDS = 200
+MAX_NODES = 1000  # parts of a schema
 MAX_SHORT_LIST = 64  # A longer list of numbers is one field.
 MAX_CATEGORY_CHARS = 50  # A longer text is no category.
-MIN_WORDS = 5  # A text with as many is no category.
+MAX_CATEGORY_WORDS = 4
 ENCODED_STARTS = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # images in base64
 SCHEMA_KINDS: dict[Any, FieldKind] = {
     "boolean": "category",
@@ -23,58 +23,45 @@ SCHEMA_KINDS: dict[Any, FieldKind] = {
 }
 
 
-def value_at(row: Any, path: str) -> Any:
-    """Return the value at a path such as `customer.age` or `0`; None if there is none."""
+def value_at(row: Any, path: str, headers: Mapping[str, str] = {}) -> Any:
+    """Return the value at a path, such as `customer.age`, `0` or `header:x-country`, or None."""
     if isinstance(row, dict) and path in row:
         return row[path]  # Keys may have dots.
     if path == BODY:
         return row
-    for part in path.split("."):
-        if isinstance(row, dict):
-            row = row.get(part)
-        elif isinstance(row, list) and part.isdecimal():
-            row = next(iter(row[int(part[:9]) :]), None)
-        else:
-            return None
+    if path.startswith(HEADER_PREFIX):
+        return headers.get(path.removeprefix(HEADER_PREFIX).lower())
+    try:
+        for part in path.split("."):
+            row = row[int(part) if isinstance(row, list) else part]
+    except (LookupError, TypeError, ValueError):
+        return None
     return row
 
 
-def values_of(value: Any, path: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
+def values_of(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the path and value of each field of a row."""
     items: Any = ()
-    if isinstance(value, dict) and depth < MAX_DEPTH and "b64" not in value:
+    if isinstance(value, dict) and "b64" not in value:
         items = value.items()
     elif isinstance(value, list) and len(value) <= MAX_SHORT_LIST:
         items = () if any(isinstance(item, list | dict) for item in value) else enumerate(value)
     for name, item in items:
-        yield from values_of(item, f"{path}.{name}" if path else str(name), depth + 1)
+        yield from values_of(item, f"{path}.{name}" if path else str(name))
     if not items:
         yield path or BODY, value
 
 
-class FieldGuess:
-    """The kinds of fields by the values of the first rows."""
+def guess_kinds(row: Any, kinds: dict[str, FieldKind]) -> None:
+    """Add the kinds of a row's fields to those of other rows.
 
-    def __init__(self) -> None:
-        self.rows = 0
-        self._kinds: dict[str, set[FieldKind]] = {}
-
-    def add(self, row: Any) -> None:
-        self.rows += 1
-        for path, value in islice(values_of(row), MAX_VALUES):
-            if value is not None:
-                self._kinds.setdefault(path, set()).add(_kind_of(value))
-
-    def kinds(self) -> dict[str, FieldKind]:
-        """Return the kinds; fields of mixed kinds, and those of structures, are ignored."""
-        return {
-            path: "text"
-            if kinds == {"text", "category"}
-            else min(kinds)
-            if len(kinds) == 1
-            else "ignore"
-            for path, kinds in self._kinds.items()
-        }
+    Fields of mixed kinds, and those of structures, are ignored.
+    """
+    for path, value in islice(values_of(row), MAX_FIELDS):
+        if value is not None:
+            kind = _kind_of(value)
+            if (known := kinds.setdefault(path, kind)) != kind:
+                kinds[path] = "text" if {known, kind} == {"text", "category"} else "ignore"
 
 
 def _kind_of(value: Any) -> FieldKind:
@@ -84,8 +71,8 @@ def _kind_of(value: Any) -> FieldKind:
         return "number"
     if not isinstance(value, str) or value.startswith(ENCODED_STARTS):
         return "image" if image_facts(value) else "ignore"
-    is_long = len(value) > MAX_CATEGORY_CHARS or len(value.split(maxsplit=MIN_WORDS)) >= MIN_WORDS
-    return "text" if is_long else "category"
+    is_short = len(value) <= MAX_CATEGORY_CHARS and len(value.split()) <= MAX_CATEGORY_WORDS
+    return "category" if is_short else "text"
 
 
 def schema_fields(schema: Any) -> dict[str, FieldKind]:
@@ -96,7 +83,7 @@ def schema_fields(schema: Any) -> dict[str, FieldKind]:
     kinds: dict[str, FieldKind] = {}
     pending = [("", schema)]
     try:
-        for path, item in islice(pending, MAX_VALUES):  # The list grows meanwhile.
+        for path, item in islice(pending, MAX_NODES):  # The list grows meanwhile.
             node = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
             if kind := "category" if "enum" in node else SCHEMA_KINDS.get(node.get("type")):
                 kinds[path] = kind

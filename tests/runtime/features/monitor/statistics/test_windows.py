@@ -23,7 +23,7 @@ Columns = dict[str, float | str | None]
 
 
 def facts(columns: Columns) -> RowFacts:
-    return RowFacts(columns, None, None, None, None, {}, {})
+    return RowFacts(columns, None, None, None, {}, {})
 
 
 def draw(random: np.random.Generator, mean: float = 0.0, classes: str = "abc") -> Columns:
