@@ -98,8 +98,13 @@ class MonitoredVersion:
         It has no rows, so those of the current window are not in it.
         """
         # The fields are not final as long as they are guessed.
-        fields = self.extractor.fields if self.windows.state.first is not None else {}
-        return {"columns": self._columns, "fields": fields, "windows": self.windows.dump()}
+        windows = self.windows.state
+        fields = self.extractor.fields if windows.first is not None else {}
+        return {
+            "columns": self._columns,
+            "fields": fields,
+            "windows": windows.model_dump(mode="json"),
+        }
 
     def load(self, data: Mapping[str, Any]) -> bool:
         """Continue with what `dump` returned, and return True if it has the same columns.
@@ -109,7 +114,7 @@ class MonitoredVersion:
         """
         if data["columns"] != self._columns:
             return False
-        self.windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
+        self.windows = VersionWindows(self.message.config, self.baseline, data["windows"])
         if data["fields"]:
             self._set_fields(data["fields"])
         return True
@@ -245,7 +250,7 @@ class Monitor:
         """Let each version compare its next window with the last one of the version before."""
         for newer, older in pairwise(self.versions_of(model).values()):
             if older.windows.state.last:
-                newer.windows.previous = older.windows.state.last
+                newer.windows.state.previous = older.windows.state.last
 
     # Feedback
 

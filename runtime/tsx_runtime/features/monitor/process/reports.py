@@ -21,9 +21,8 @@ from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
 from tsx_runtime.features.monitor.statistics.quality import (
     ErrorSum,
     OutcomeCount,
-    accuracy_counts,
-    error_counts,
     quality_of,
+    sum_counts,
 )
 
 RECENT_S = 7 * 86400  # Older outcomes are read by day.
@@ -150,14 +149,11 @@ def _version(
 
 def _compare(old: str, new: str, stored: Stored) -> Iterator[VersionComparison]:
     """Compare two versions by their answers since the new one has been answering."""
-    metrics: tuple[tuple[Metric, Any, str], ...] = (
-        ("accuracy", accuracy_counts, "outcomes"),
-        ("mean_error", error_counts, "errors"),
-    )
-    for metric, sums_of, kind in metrics:
+    metrics: tuple[tuple[Metric, str], ...] = (("accuracy", "outcomes"), ("mean_error", "errors"))
+    for metric, kind in metrics:
         by_version = stored[kind]
         new_counts = by_version.get(new, [])
         start = min((count.period for count in new_counts), default=math.inf)
         old_counts = [count for count in by_version.get(old, []) if count.period >= start]
         if old_counts:
-            yield compare_versions(old, new, metric, sums_of(old_counts), sums_of(new_counts))
+            yield compare_versions(old, new, metric, sum_counts(old_counts), sum_counts(new_counts))
