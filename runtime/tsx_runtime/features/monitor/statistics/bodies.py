@@ -17,8 +17,6 @@ def decode(body: bytes, content_type: str) -> Any:
         ValueError, csv.Error: The body is not of its content type.
     """
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type in ("text/csv", "application/csv"):
-        return _table(body.decode("utf-8", "replace"))
     if media_type == "multipart/form-data":
         form = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
         return {
@@ -29,7 +27,8 @@ def decode(body: bytes, content_type: str) -> Any:
             if not part.is_multipart()
         }
     if media_type.startswith("text/"):
-        return body.decode("utf-8", "replace")
+        text = body.decode("utf-8", "replace")
+        return _table(text) if media_type == "text/csv" else text
     try:
         return from_json(body)  # Clients often leave the type out, or send that of a form.
     except ValueError:

@@ -11,27 +11,33 @@ import numpy as np
 
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.features.monitor.messages import MonitorSample
-from tsx_runtime.features.monitor.statistics.answers import describe_answer
 from tsx_runtime.features.monitor.statistics.bodies import decode, split_answer, split_request
 from tsx_runtime.features.monitor.statistics.facts import (
     Facts,
     Vector,
     category_of,
     cosine,
+    describe_answer,
     image_facts,
     number_of,
     text_facts,
-    vector_of,
-)
-from tsx_runtime.features.monitor.statistics.fields import (
-    MAX_FIELDS,
-    guess_kinds,
-    schema_fields,
     value_at,
+    values_of,
+    vector_of,
 )
 
 MAX_ROWS = 1000  # rows of a request that are examined
 GUESS_ROWS = 50  # rows from which the kinds of fields are guessed
+MAX_FIELDS = 200
+MAX_NODES = 1000  # parts of a schema
+MAX_GUESS_CHARS = 50  # A longer text is no category.
+MAX_GUESS_WORDS = 4
+ENCODED_STARTS = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # images in base64
+SCHEMA_KINDS: dict[Any, FieldKind] = {
+    "boolean": "category",
+    "integer": "number",
+    "number": "number",
+}
 
 
 class RowFacts(NamedTuple):
@@ -107,50 +113,84 @@ class Extractor:
 
     def _facts(self, row: Any, answer: Any, headers: Mapping[str, str]) -> RowFacts:
         config = self._config
-        facts, vector = describe_answer(answer)
-        predicted = facts
+        facts = predicted = describe_answer(answer)
         if config.prediction is not None:
-            predicted, _ = describe_answer(value_at(answer, config.prediction))
+            predicted = describe_answer(value_at(answer, config.prediction))
             facts = {**facts, **predicted}
         columns: Facts = {}
-        vectors = {} if vector is None else {"answer.similarity": vector}
         if self._rows_to_guess:
             guess_kinds(row, self._guess)
             self._rows_to_guess -= 1
             if not self._rows_to_guess:
                 self.freeze()
         else:
-            self._add_inputs(row, headers, columns, vectors)
-            columns.update((f"answer.{name}", value) for name, value in facts.items())
-            columns.update(
-                (name, cosine(vectors[name], centre))
-                for name, centre in self._centres.items()
-                if name in vectors
-            )
-        confidence: Any = facts.get("confidence")
+            for path, kind in self.fields.items():
+                value, column = value_at(row, path, headers), f"input.{path}"
+                if kind == "number":
+                    columns[column] = number_of(value)
+                elif kind == "category":
+                    columns[column] = category_of(value)
+                elif kind == "embedding":
+                    columns[f"{column}.similarity"] = vector_of(value)
+                elif kind != "ignore":
+                    named = text_facts(value) if kind == "text" else image_facts(value)
+                    columns.update((f"{column}.{name}", fact) for name, fact in named.items())
+            columns.update((f"answer.{name}", fact) for name, fact in facts.items())
+        vectors = {name: fact for name, fact in columns.items() if isinstance(fact, np.ndarray)}
+        for name, vector in vectors.items():
+            columns[name] = cosine(vector, self._centres.get(name, vector[:0]))
         key = value_at(row, config.key or "", headers)
         groups = ((path, category_of(value_at(row, path, headers))) for path in config.groups)
         return RowFacts(
             columns,
             predicted.get("class", predicted.get("number")),
-            confidence,
+            facts.get("confidence"),
             key if isinstance(key, str) else category_of(key),
             {path: group for path, group in groups if group is not None},
             vectors,
         )
 
-    def _add_inputs(
-        self, row: Any, headers: Mapping[str, str], columns: Facts, vectors: dict[str, Vector]
-    ) -> None:
-        for path, kind in self.fields.items():
-            value, column = value_at(row, path, headers), f"input.{path}"
-            if kind == "number":
-                columns[column] = number_of(value)
-            elif kind == "category":
-                columns[column] = category_of(value)
-            elif kind == "embedding":
-                if (vector := vector_of(value)) is not None:
-                    vectors[f"{column}.similarity"] = vector
-            elif kind != "ignore":
-                facts = text_facts(value) if kind == "text" else image_facts(value)
-                columns.update((f"{column}.{name}", fact) for name, fact in facts.items())
+
+def guess_kinds(row: Any, kinds: dict[str, FieldKind]) -> None:
+    """Add the kinds of a row's fields to those of other rows.
+
+    Fields of mixed kinds, and those of structures, are ignored.
+    """
+    for path, value in islice(values_of(row), MAX_FIELDS):
+        if value is not None:
+            kind = _kind_of(value)
+            if (known := kinds.setdefault(path, kind)) != kind:
+                kinds[path] = "text" if {known, kind} == {"text", "category"} else "ignore"
+
+
+def _kind_of(value: Any) -> FieldKind:
+    if isinstance(value, bool):
+        return "category"
+    if isinstance(value, int | float):
+        return "number"
+    if not isinstance(value, str) or value.startswith(ENCODED_STARTS):
+        return "image" if image_facts(value) else "ignore"
+    is_short = len(value) <= MAX_GUESS_CHARS and len(value.split()) <= MAX_GUESS_WORDS
+    return "category" if is_short else "text"
+
+
+def schema_fields(schema: Any) -> dict[str, FieldKind]:
+    """Return the kinds of fields that the JSON schema of a request determines.
+
+    Texts without an `enum` are not among them, since they may be categories.
+    """
+    kinds: dict[str, FieldKind] = {}
+    pending = [("", schema)]
+    try:
+        for path, item in islice(pending, MAX_NODES):  # The list grows meanwhile.
+            node = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+            if kind := "category" if "enum" in node else SCHEMA_KINDS.get(node.get("type")):
+                kinds[path] = kind
+            pending += [(path, option) for option in node.get("anyOf", ())]
+            if not path and "items" in node:  # a list of rows
+                pending.append((path, node["items"]))
+            for name, value in node.get("properties", {}).items():
+                pending.append((f"{path}.{name}" if path else name, value))
+    except (AttributeError, LookupError, TypeError):
+        return {}  # The handler's schema is no JSON schema.
+    return kinds
