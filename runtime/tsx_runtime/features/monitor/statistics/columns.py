@@ -140,13 +140,16 @@ class Extractor:
         for name, vector in vectors.items():
             columns[name] = cosine(vector, self._centres.get(name, vector[:0]))
         key = value_at(row, config.key or "", headers)
-        groups = ((path, category_of(value_at(row, path, headers))) for path in config.groups)
         return RowFacts(
             columns,
             predicted.get("class", predicted.get("number")),
             facts.get("confidence"),
             key if isinstance(key, str) else category_of(key),
-            {path: group for path, group in groups if group is not None},
+            {
+                path: group
+                for path in config.groups
+                if (group := category_of(value_at(row, path, headers)))
+            },
             vectors,
         )
 

@@ -79,10 +79,12 @@ def image_facts(value: Any) -> Facts:
     are mean, contrast (the standard deviation), minimum and maximum. Other values have none.
     """
     if (vector := vector_of(value)) is not None:
-        values = (vector.mean(), vector.std(), vector.min(), vector.max())
-        return dict(
-            zip(("mean", "contrast", "minimum", "maximum"), map(float, values), strict=True)
-        )
+        return {
+            "mean": vector.mean(),
+            "contrast": vector.std(),
+            "minimum": vector.min(),
+            "maximum": vector.max(),
+        }
     facts: Facts = {}
     with suppress(Exception):  # A client's bytes: Pillow's decoders raise errors of many types.
         if isinstance(value, dict):
@@ -90,11 +92,11 @@ def image_facts(value: Any) -> Facts:
         if isinstance(value, str):
             value = base64.b64decode(value.rpartition(",")[2])  # A data URL has a comma.
         image = Image.open(io.BytesIO(value), formats=FORMATS)
-        facts |= zip(("width", "height"), map(float, image.size), strict=True)
-        if math.prod(image.size) <= MAX_PIXELS:
+        facts |= {"width": float(image.width), "height": float(image.height)}
+        if image.width * image.height <= MAX_PIXELS:
             image.thumbnail((64, 64))
             pixels = np.asarray(image.convert("L")) / 255
-            facts |= {"brightness": float(pixels.mean()), "contrast": float(pixels.std())}
+            facts |= {"brightness": pixels.mean(), "contrast": pixels.std()}
     return facts
 
 

@@ -181,6 +181,7 @@ def _largest_difference(
         high=value + width * math.hypot(large.high - large.value, small.value - small.low),
         count=large.count + small.count,
     )
-    order = -1 if figure == "false_negatives" else 1
-    names = (large_group, small_group)[::order]
+    names = (large_group, small_group)
+    if figure == "false_negatives":
+        names = names[::-1]
     return GroupDifference(name=name, difference=difference, groups=names)

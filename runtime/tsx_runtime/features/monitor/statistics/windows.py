@@ -89,24 +89,19 @@ class VersionWindows:
             state.first = state.start = at
         state.latest = max(state.latest, at)
         self.rows.append(facts.columns)
-        count = len(self.rows)
-        is_full = count >= max(self._config.window_samples, self._min_rows)
-        if is_full or count * len(facts.columns) >= MAX_VALUES:
-            self._end()
-            return True
-        return has_ended
+        return self.end_if_due(at) or has_ended
 
     def end_if_due(self, now: float) -> bool:
-        """End the current window if its time is over at `now`, and tell whether it has ended."""
-        is_over = now - self.state.start >= self._config.window
-        is_due = is_over and len(self.rows) >= self._min_rows
+        """End the current window if it is full or over at `now`, and tell whether it has ended."""
+        config, count = self._config, len(self.rows)
+        is_due = count >= (MIN_ROWS if self.state.baseline else MIN_FIRST_ROWS) and (
+            count >= config.window_samples
+            or now - self.state.start >= config.window
+            or count * len(self.rows[-1]) >= MAX_VALUES
+        )
         if is_due:
             self._end()
         return is_due
-
-    @property
-    def _min_rows(self) -> int:
-        return MIN_ROWS if self.state.baseline else MIN_FIRST_ROWS
 
     def drifts(self) -> list[ColumnDrift]:
         """Return the drift of each column by the last window, with histograms and history."""
