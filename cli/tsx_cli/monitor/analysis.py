@@ -16,7 +16,7 @@ from tsx_cli.common.failure import CliError
 from tsx_cli.common.options import open_cached
 from tsx_cli.monitor.samples import recorded_samples
 from tsx_runtime.features.monitor.process.monitor import Monitor
-from tsx_runtime.features.monitor.process.reports import build_report
+from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 from tsx_runtime.settings.schema import Settings
 
@@ -44,7 +44,7 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
                 if number % FLUSH_SAMPLES == 0:
                     monitor.flush()
             monitor.work(math.inf)
-            report = build_report(monitor, name).model_dump(mode="json")
+            report = Operations(monitor).report(b"", name).model_dump(mode="json")
     if not report["versions"]:
         raise CliError(f"there are no requests in {source}")
     return report

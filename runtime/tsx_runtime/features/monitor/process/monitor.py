@@ -93,7 +93,14 @@ class MonitoredVersion:
         """
         # The fields are not final as long as they are guessed.
         fields = self.extractor.fields if self.windows.state.first is not None else {}
-        return json.dumps({self.columns: {"fields": fields, "windows": self.windows.dump()}})
+        return json.dumps(
+            {
+                self.columns: {
+                    "fields": fields,
+                    "windows": self.windows.state.model_dump(mode="json"),
+                }
+            }
+        )
 
     def load(self, dump: str) -> None:
         """Continue with what `dump` returned if it has the same columns.
@@ -102,7 +109,7 @@ class MonitoredVersion:
             ValueError, KeyError: It is the dump of another release.
         """
         if data := json.loads(dump).get(self.columns):
-            self.windows = VersionWindows.load(self.message.config, self.baseline, data["windows"])
+            self.windows = VersionWindows(self.message.config, self.baseline, data["windows"])
             if data["fields"]:
                 self._set_fields(data["fields"])
 
@@ -264,7 +271,9 @@ class Monitor:
         for model in {model for model, _ in self._versions}:
             for newer, older in pairwise(self.versions_of(model).values()):
                 # The next window is compared with the last one of the version before.
-                newer.windows.previous = older.windows.state.last or newer.windows.previous
+                newer.windows.state.previous = (
+                    older.windows.state.last or newer.windows.state.previous
+                )
         is_due = now >= self._state_at
         try:
             self.flush()

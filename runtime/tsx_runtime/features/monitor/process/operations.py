@@ -45,9 +45,8 @@ from tsx_runtime.features.monitor.statistics.groups import GroupCount, groups_of
 from tsx_runtime.features.monitor.statistics.quality import (
     ErrorSum,
     OutcomeCount,
-    accuracy_counts,
-    error_counts,
     quality_of,
+    sum_counts,
 )
 from tsx_runtime.recordings import NotARecording, find_request
 
@@ -286,13 +285,10 @@ def _compare(
     old: str, new: str, stored: Mapping[str, Mapping[str, list[Any]]]
 ) -> Iterator[VersionComparison]:
     """Compare two versions by their answers since the new one has been answering."""
-    metrics: tuple[tuple[Metric, Any, str], ...] = (
-        ("accuracy", accuracy_counts, "outcomes"),
-        ("mean_error", error_counts, "errors"),
-    )
-    for metric, sums_of, query in metrics:
+    metrics: dict[Metric, str] = {"accuracy": "outcomes", "mean_error": "errors"}
+    for metric, query in metrics.items():
         new_counts = stored[new][query]
         start = min((count.period for count in new_counts), default=math.inf)
         old_counts = [count for count in stored[old][query] if count.period >= start]
         if old_counts:
-            yield compare_versions(old, new, metric, sums_of(old_counts), sums_of(new_counts))
+            yield compare_versions(old, new, metric, sum_counts(old_counts), sum_counts(new_counts))

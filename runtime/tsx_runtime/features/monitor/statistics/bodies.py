@@ -14,11 +14,9 @@ def decode(body: bytes, content_type: str) -> Any:
     """Return a body as a JSON value; images and other binary data are bytes.
 
     Raises:
-        ValueError: The body is not of its content type.
+        ValueError, csv.Error: The body is not of its content type.
     """
     media_type = content_type.partition(";")[0].strip().lower()
-    if media_type in ("text/csv", "application/csv"):
-        return _table(body.decode("utf-8", "replace"))
     if media_type == "multipart/form-data":
         form = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
         return {
@@ -28,16 +26,17 @@ def decode(body: bytes, content_type: str) -> Any:
             for part in form.walk()
             if not part.is_multipart()
         }
-    if media_type.endswith("form-urlencoded") and body[:1] not in (b"{", b"["):
-        return {name: cell(value) for name, value in parse_qsl(body.decode("utf-8", "replace"))}
     if media_type.startswith("text/"):
-        return body.decode("utf-8", "replace")
+        text = body.decode("utf-8", "replace")
+        return _table(text) if media_type == "text/csv" else text
     try:
         return from_json(body)  # Clients often leave the type out, or send that of a form.
     except ValueError:
         if media_type.endswith("json"):
             raise
-        return _text_or_bytes(body)
+    if media_type.endswith("form-urlencoded"):
+        return {name: cell(value) for name, value in parse_qsl(body.decode("utf-8", "replace"))}
+    return _text_or_bytes(body)
 
 
 def cell(text: str) -> str | float | None:
@@ -53,11 +52,9 @@ def split_request(value: Any) -> list[Any]:
     if isinstance(value, dict):
         if isinstance(value.get("instances"), list):
             return list(value["instances"])
-        if (rows := _rows_of_tensors(value.get("inputs"))) is not None:
-            return rows
-    if isinstance(value, list) and value and all(isinstance(row, dict | list) for row in value):
-        return value
-    return [value]
+        return _rows_of_tensors(value.get("inputs")) or [value]
+    is_list = isinstance(value, list) and all(isinstance(row, dict | list) for row in value)
+    return value if is_list and value else [value]
 
 
 def split_answer(value: Any, rows: int) -> list[Any]:
@@ -65,39 +62,34 @@ def split_answer(value: Any, rows: int) -> list[Any]:
     if isinstance(value, dict):
         if isinstance(value.get("predictions"), list):
             value = value["predictions"]
-        elif (tensors := _rows_of_tensors(value.get("outputs"))) is not None:
+        elif tensors := _rows_of_tensors(value.get("outputs")):
             value = [next(iter(row.values())) if len(row) == 1 else row for row in tensors]
     if isinstance(value, list) and len(value) == rows:
         return value
     return [value] if rows == 1 else [None] * rows
 
 
-def _rows_of_tensors(tensors: Any) -> list[dict[str, Any]] | None:
+def _rows_of_tensors(tensors: Any) -> list[dict[str, Any]]:
     """Return an object for each row of tensors of the Open Inference Protocol (V2)."""
-    rows: list[dict[str, Any]] = []
+    columns = {}
     try:
         for tensor in tensors:
-            name, values, count = str(tensor["name"]), tensor["data"], tensor["shape"][0]
-            width = len(values) // count
-            rows = rows or [{} for _ in values[:count]]
-            for index, row in enumerate(rows):
-                part = values[index * width : (index + 1) * width]
-                row[name] = part if width > 1 else part[0]
-    except (LookupError, TypeError, ZeroDivisionError):
-        return None  # They are no tensors.
-    return rows or None
+            values = tensor["data"]
+            width = len(values) // tensor["shape"][0]
+            parts = [values[start : start + width] for start in range(0, len(values), width)]
+            columns[str(tensor["name"])] = parts if width > 1 else values
+    except (LookupError, TypeError, ValueError, ZeroDivisionError):
+        return []  # They are no tensors.
+    return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=False)]
 
 
 def _table(text: str) -> list[Any]:
     """Return the rows of CSV; a first line without numbers, before others, has the names."""
-    try:
-        lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
-    except csv.Error as error:
-        raise ValueError(f"the CSV cannot be read: {error}") from error
-    rows = [[*map(cell, line)] for line in lines]
-    if len(rows) > 1 and all(isinstance(value, str) for value in rows[0]):
-        return [dict(zip(lines[0], row, strict=False)) for row in rows[1:]]
-    return rows
+    lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
+    names, *rows = [[*map(cell, line)] for line in lines] or [[]]
+    if rows and all(isinstance(value, str) for value in names):
+        return [dict(zip(lines[0], row, strict=False)) for row in rows]
+    return [names, *rows]
 
 
 def _text_or_bytes(body: Any) -> Any:

@@ -2,31 +2,42 @@
 
 from __future__ import annotations
 
+import csv
 from collections.abc import Mapping, Sequence
-from itertools import islice
+from itertools import islice, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from tsx_archiver.monitor.config import HEADER_PREFIX, FieldKind, MonitorConfig
+from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.features.monitor.messages import MonitorSample
-from tsx_runtime.features.monitor.statistics.answers import describe_answer
 from tsx_runtime.features.monitor.statistics.bodies import decode, split_answer, split_request
 from tsx_runtime.features.monitor.statistics.facts import (
     Facts,
     Vector,
     category_of,
     cosine,
+    describe_answer,
     image_facts,
     number_of,
     text_facts,
+    value_at,
+    values_of,
     vector_of,
 )
-from tsx_runtime.features.monitor.statistics.fields import FieldGuess, schema_fields, value_at
 
 MAX_ROWS = 1000  # rows of a request that are examined
-MAX_FIELDS = 200
 GUESS_ROWS = 50  # rows from which the kinds of fields are guessed
+MAX_FIELDS = 200
+MAX_NODES = 1000  # parts of a schema
+MAX_GUESS_CHARS = 50  # A longer text is no category.
+MAX_GUESS_WORDS = 4
+ENCODED_STARTS = ("data:image/", "iVBORw0KGgo", "/9j/", "R0lGOD", "UklGR")  # images in base64
+SCHEMA_KINDS: dict[Any, FieldKind] = {
+    "boolean": "category",
+    "integer": "number",
+    "number": "number",
+}
 
 
 class RowFacts(NamedTuple):
@@ -37,7 +48,6 @@ class RowFacts(NamedTuple):
     prediction: str | float | None
     """The class or the number that feedback is compared with."""
     confidence: float | None
-    scores: dict[str, float] | None
     key: str | None
     groups: dict[str, str]
     vectors: dict[str, Vector]
@@ -59,7 +69,6 @@ class Extractor:
 
     Attributes:
         fields: The kinds in use.
-        omitted: The number of fields after the first 200, which are not monitored.
         unreadable: The number of samples whose request or answer is not of its content type.
     """
 
@@ -70,19 +79,20 @@ class Extractor:
         schema: Mapping[str, Any] | None = None,
         centres: Mapping[str, Sequence[float]] = {},
     ) -> None:
-        self.fields: dict[str, FieldKind] = {}
+        self.fields = {**schema_fields(schema or {}), **fields, **(config.fields or {})}
         self.unreadable = 0
-        self.omitted = 0
         self._config = config
-        self._centres = {name: np.asarray(centre, float) for name, centre in centres.items()}
-        self._guess = None if fields else FieldGuess()
-        self._set_fields({**schema_fields(schema or {}), **fields, **(config.fields or {})})
+        self._centres = {name: np.array(centre) for name, centre in centres.items()}
+        self._guess: dict[str, FieldKind] = {}
+        self._rows_to_guess = GUESS_ROWS
+        if fields:
+            self.freeze()
 
     def freeze(self) -> None:
         """End the guess of the fields now, with the rows that were seen."""
-        if self._guess is not None:
-            guess, self._guess = self._guess, None
-            self._set_fields({**guess.kinds(), **self.fields})
+        self._rows_to_guess = 0
+        fields = {**self._guess, **self.fields}
+        self.fields = dict(islice(fields.items(), MAX_FIELDS))
 
     def rows(self, sample: MonitorSample) -> list[RowFacts]:
         """Return the facts about each row of a sample, of the first 1,000 at most.
@@ -91,77 +101,99 @@ class Extractor:
         """
         if not 200 <= sample.status < 300:
             return []
+        rows: list[Any] = []
+        answers: list[Any] = []
         try:
             rows = split_request(decode(sample.body, sample.headers.get("content-type", "")))
-        except ValueError:
-            self.unreadable += 1
-            return []
-        try:
             answers = split_answer(decode(sample.answer, sample.answer_type), len(rows))
-        except ValueError:
+        except (ValueError, csv.Error):
             self.unreadable += 1
-            answers = [None] * len(rows)
-        return [
-            self._facts(row, answer, sample.headers)
-            for row, answer in islice(zip(rows, answers, strict=True), MAX_ROWS)
-        ]
+        pairs = islice(zip_longest(rows, answers), MAX_ROWS)
+        return [self._facts(row, answer, sample.headers) for row, answer in pairs]
 
     def _facts(self, row: Any, answer: Any, headers: Mapping[str, str]) -> RowFacts:
         config = self._config
-        facts, scores, vector = describe_answer(answer)
-        prediction = facts.get("class", facts.get("number"))
+        facts = predicted = describe_answer(answer)
         if config.prediction is not None:
-            part, part_scores, _ = describe_answer(value_at(answer, config.prediction))
-            prediction = part.get("class", part.get("number"))
-            facts, scores = {**facts, **part}, part_scores or scores
-        confidence, key = facts.get("confidence"), _find(row, headers, config.key or "")
-        groups = {path: category_of(_find(row, headers, path)) for path in config.groups}
+            predicted = describe_answer(value_at(answer, config.prediction))
+            facts = {**facts, **predicted}
         columns: Facts = {}
-        vectors = {} if vector is None else {"answer.similarity": vector}
-        if self._guess is None:
-            self._add_inputs(row, headers, columns, vectors)
-            columns.update((f"answer.{name}", value) for name, value in facts.items())
-            columns.update(
-                (name, cosine(vectors[name], centre))
-                for name, centre in self._centres.items()
-                if name in vectors
-            )
-        else:
-            self._guess.add(row)
-            if self._guess.rows >= GUESS_ROWS:
+        if self._rows_to_guess:
+            guess_kinds(row, self._guess)
+            self._rows_to_guess -= 1
+            if not self._rows_to_guess:
                 self.freeze()
+        else:
+            for path, kind in self.fields.items():
+                value, column = value_at(row, path, headers), f"input.{path}"
+                if kind == "number":
+                    columns[column] = number_of(value)
+                elif kind == "category":
+                    columns[column] = category_of(value)
+                elif kind == "embedding":
+                    columns[f"{column}.similarity"] = vector_of(value)
+                elif kind != "ignore":
+                    named = text_facts(value) if kind == "text" else image_facts(value)
+                    columns.update((f"{column}.{name}", fact) for name, fact in named.items())
+            columns.update((f"answer.{name}", fact) for name, fact in facts.items())
+        vectors = {name: fact for name, fact in columns.items() if isinstance(fact, np.ndarray)}
+        for name, vector in vectors.items():
+            columns[name] = cosine(vector, self._centres.get(name, vector[:0]))
+        key = value_at(row, config.key or "", headers)
         return RowFacts(
             columns,
-            prediction,
-            confidence if isinstance(confidence, float) else None,
-            scores,
+            predicted.get("class", predicted.get("number")),
+            facts.get("confidence"),
             key if isinstance(key, str) else category_of(key),
-            {path: group for path, group in groups.items() if group is not None},
+            {
+                path: group
+                for path in config.groups
+                if (group := category_of(value_at(row, path, headers)))
+            },
             vectors,
         )
 
-    def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
-        self.fields = dict(islice(fields.items(), MAX_FIELDS))
-        self.omitted += len(fields) - len(self.fields)
 
-    def _add_inputs(
-        self, row: Any, headers: Mapping[str, str], columns: Facts, vectors: dict[str, Vector]
-    ) -> None:
-        for path, kind in self.fields.items():
-            value, column = _find(row, headers, path), f"input.{path}"
-            if kind == "number":
-                columns[column] = number_of(value)
-            elif kind == "category":
-                columns[column] = category_of(value)
-            elif kind == "embedding":
-                if (vector := vector_of(value)) is not None:
-                    vectors[f"{column}.similarity"] = vector
-            elif kind != "ignore":
-                facts = text_facts(value) if kind == "text" else image_facts(value)
-                columns.update((f"{column}.{name}", fact) for name, fact in facts.items())
+def guess_kinds(row: Any, kinds: dict[str, FieldKind]) -> None:
+    """Add the kinds of a row's fields to those of other rows.
+
+    Fields of mixed kinds, and those of structures, are ignored.
+    """
+    for path, value in islice(values_of(row), MAX_FIELDS):
+        if value is not None:
+            kind = _kind_of(value)
+            if (known := kinds.setdefault(path, kind)) != kind:
+                kinds[path] = "text" if {known, kind} == {"text", "category"} else "ignore"
 
 
-def _find(row: Any, headers: Mapping[str, str], path: str) -> Any:
-    if path.startswith(HEADER_PREFIX):
-        return headers.get(path.removeprefix(HEADER_PREFIX).lower())
-    return value_at(row, path)
+def _kind_of(value: Any) -> FieldKind:
+    if isinstance(value, bool):
+        return "category"
+    if isinstance(value, int | float):
+        return "number"
+    if not isinstance(value, str) or value.startswith(ENCODED_STARTS):
+        return "image" if image_facts(value) else "ignore"
+    is_short = len(value) <= MAX_GUESS_CHARS and len(value.split()) <= MAX_GUESS_WORDS
+    return "category" if is_short else "text"
+
+
+def schema_fields(schema: Any) -> dict[str, FieldKind]:
+    """Return the kinds of fields that the JSON schema of a request determines.
+
+    Texts without an `enum` are not among them, since they may be categories.
+    """
+    kinds: dict[str, FieldKind] = {}
+    pending = [("", schema)]
+    try:
+        for path, item in islice(pending, MAX_NODES):  # The list grows meanwhile.
+            node = schema["$defs"][item["$ref"].rpartition("/")[2]] if "$ref" in item else item
+            if kind := "category" if "enum" in node else SCHEMA_KINDS.get(node.get("type")):
+                kinds[path] = kind
+            pending += [(path, option) for option in node.get("anyOf", ())]
+            if not path and "items" in node:  # a list of rows
+                pending.append((path, node["items"]))
+            for name, value in node.get("properties", {}).items():
+                pending.append((f"{path}.{name}" if path else name, value))
+    except (AttributeError, LookupError, TypeError):
+        return {}  # The handler's schema is no JSON schema.
+    return kinds

@@ -33,6 +33,7 @@ def compare_versions(
     relevant = RELEVANT_ACCURACY if is_accuracy else RELEVANT_ERROR * old_counts.mean
     value, low, high = compare_means(new_counts, old_counts, scale=scale)
     count = min(new_counts.count, old_counts.count)
+    interval = {"low": low, "high": high} if count >= MIN_COUNT else {}
     better = needed = None
 
     def text(number: float) -> str:
@@ -73,12 +74,7 @@ def compare_versions(
         metric=metric,
         old=old,
         new=new,
-        difference=Estimate(
-            value=value if count else None,
-            low=low if math.isfinite(low) else None,
-            high=high if math.isfinite(high) else None,
-            count=count,
-        ),
+        difference=Estimate(value=value if count else None, count=count, **interval),
         better=better,
         needed=needed,
         sentence=sentence,

@@ -10,12 +10,14 @@ holds if rows are independent draws from one distribution, from which the baseli
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple
+import math
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tsx_archiver.monitor.baseline import ColumnSummary, NumberSummary
+from tsx_runtime.features.monitor.statistics.summaries import cells
 
 MONTH_S = 30 * 86400
 GROUPS = 10  # groups of bins, for all but the Kolmogorov-Smirnov test
@@ -58,42 +60,36 @@ def compare(baseline: ColumnSummary, live: ColumnSummary) -> ColumnComparison:
     """
     from scipy.special import chdtrc, kolmogorov, rel_entr
 
-    bins, groups = _tables(baseline, live)
+    first, second = cells(baseline), cells(live)
+    keys = {**first, **second}
+    bins = np.array([[counts.get(key, 0) for key in keys] for counts in (first, second)], float)
+    groups = bins
+    is_number = isinstance(baseline, NumberSummary)
+    if is_number:
+        middles = (bins[0].cumsum() - bins[0] / 2) / max(1, baseline.count)
+        numbers = np.minimum(middles * GROUPS, GROUPS - 1).astype(int)
+        groups = np.stack([np.bincount(numbers, counts) for counts in bins])
     table = np.hstack([groups, [[baseline.missing], [live.missing]]])
     table = table[:, table.any(axis=0)]
     rows = table.sum(axis=1, keepdims=True)
     if not rows.all():
         return ColumnComparison(0.0, 0.0, "chi2", 0.0, 1.0)
     shares = table / rows
-    divergence = rel_entr(shares, shares.mean(axis=0)).sum() / 2 / np.log(2)
+    divergence = rel_entr(shares, shares.mean(axis=0)).sum() / 2 / math.log(2)
     tested = _pool_rare(table)
     expected = tested.sum(axis=1, keepdims=True) * tested.sum(axis=0) / tested.sum()
     statistic = 2 * rel_entr(tested, expected).sum()
     test: Literal["ks", "chi2"] = "chi2"
     p_value = chdtrc(tested.shape[1] - 1, statistic) if tested.shape[1] > 1 else 1.0
     n, m = bins.sum(axis=1)
-    if n and m:
+    if is_number and n and m:
         distance = np.abs(bins[0].cumsum() / n - bins[1].cumsum() / m).max()
         ks_p_value = kolmogorov(np.sqrt(n * m / (n + m)) * distance)
         if ks_p_value < p_value:
             test, statistic, p_value = "ks", distance, ks_p_value
         p_value = min(1.0, 2 * p_value)
-    js = float(np.sqrt(np.clip(divergence, 0, 1)))
+    js = math.sqrt(max(0.0, divergence))
     return ColumnComparison(_psi(table), js, test, float(statistic), float(p_value))
-
-
-def _tables(baseline: ColumnSummary, live: ColumnSummary) -> tuple[Table, Table]:
-    """Return the counts in the bins of numbers, and those in groups of bins or in categories."""
-    first: Any = baseline.counts
-    second: Any = live.counts
-    if not isinstance(baseline, NumberSummary):
-        names = {**first, **second}
-        cells = [[counts.get(name, 0) for name in names] for counts in (first, second)]
-        return np.zeros((2, 0)), np.array(cells, float)
-    bins = np.array([first, second], float)
-    middles = (bins[0].cumsum() - bins[0] / 2) / max(1, baseline.count)
-    groups = np.minimum(middles * GROUPS, GROUPS - 1).astype(int)
-    return bins, np.stack([np.bincount(groups, counts, GROUPS) for counts in bins])
 
 
 def _pool_rare(table: Table) -> Table:

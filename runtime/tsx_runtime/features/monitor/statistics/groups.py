@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from statistics import NormalDist
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.core.comparison.means import MetricCounts
@@ -25,7 +26,7 @@ from tsx_runtime.features.monitor.report import (
     GroupDifference,
     GroupFigures,
 )
-from tsx_runtime.features.monitor.statistics.quality import estimate_mean, estimate_share
+from tsx_runtime.features.monitor.statistics.quality import estimate, estimate_share
 
 MAX_GROUPS = 100  # groups of an attribute that are shown, the largest first
 
@@ -39,6 +40,9 @@ class GroupCount(NamedTuple):
     truth: str | None  # None if it is not known yet, or a number
     answers: int
     confidence: float  # sum of the confidences
+
+
+Members = Mapping[tuple[str, str], list[GroupCount]]  # by attribute and group
 
 
 def groups_of(
@@ -58,52 +62,65 @@ def groups_of(
         config: It gives the favourable class. Without one, a model with two classes has the second
             one in alphabetical order, and a model with more classes has none.
     """
-    members = defaultdict[str, dict[str, list[GroupCount]]](lambda: defaultdict(list))
+    members: Members = defaultdict(list, {key: [] for key in errors})
     labels = set[str]()
     for count in counts:
-        members[count.attribute][count.group].append(count)
+        members[count.attribute, count.group].append(count)
         labels.update(label for label in (count.prediction, count.truth) if label is not None)
-    for attribute, group in errors:
-        members[attribute].setdefault(group, [])
     positive = config.positive or (max(labels) if len(labels) == 2 else None)
     return [
-        _attribute(attribute, groups, errors, positive, config.min_group)
-        for attribute, groups in sorted(members.items())
+        _attribute(attribute, {key: members[key] for key in keys}, errors, positive, config)
+        for attribute, keys in groupby(sorted(members), itemgetter(0))
     ]
 
 
 def _attribute(
     attribute: str,
-    members: Mapping[str, Sequence[GroupCount]],
+    members: Members,
     errors: Mapping[tuple[str, str], MetricCounts],
     positive: str | None,
-    min_group: int,
+    config: MonitorConfig,
 ) -> AttributeGroups:
-    sizes = {
-        group: sum(count.answers for count in counts) or errors[attribute, group].count
-        for group, counts in members.items()
-    }
-    largest = sorted(sizes, key=lambda group: (-sizes[group], group))[:MAX_GROUPS]
-    shown = [group for group in largest if sizes[group] >= min_group]
+    sizes = Counter(
+        {
+            key: sum(count.answers for count in counts) or errors[key].count
+            for key, counts in members.items()
+        }
+    )
+    shown = {key: size for key, size in sizes.most_common(MAX_GROUPS) if size >= config.min_group}
     hidden = len(sizes) - len(shown)
-    unit = min_group if hidden else 1
+    unit, digits = (config.min_group, 2) if hidden else (1, 15)
+
+    def share(cases: Sequence[GroupCount], is_hit: Callable[[GroupCount], bool]) -> Estimate | None:
+        count = sum(case.answers for case in cases)
+        if count < config.min_group:
+            return None
+        rate = round(sum(case.answers for case in cases if is_hit(case)) / count, digits)
+        count -= count % unit
+        return estimate_share(round(rate * count), count)
+
     figures = []
-    for group in shown:
-        share = partial(_share, _count_cells(members[group], positive), min_group, hidden > 0)
-        error = share("wrong", "known")
-        group_errors = errors.get((attribute, group), MetricCounts())
-        if error is None and group_errors.count >= min_group:
-            error = estimate_mean(group_errors)
-            error.count = error.count // unit * unit
-        confidence = sum(count.confidence for count in members[group]) / sizes[group]
+    for key, size in shown.items():
+        classified = [count for count in members[key] if count.prediction is not None]
+        known = [count for count in classified if count.truth is not None]
+        rated = [] if positive is None else classified
+        negatives = [count for count in rated if count.truth not in (None, positive)]
+        error = share(known, _is_wrong)
+        group_errors = errors.get(key, MetricCounts())
+        if group_errors.count >= config.min_group:
+            error = error or estimate(group_errors)
+            error.count -= error.count % unit
+        confidence = sum(count.confidence for count in members[key]) / size
         figures.append(
             GroupFigures(
-                group=group,
-                count=sizes[group] // unit * unit,
-                selection_rate=share("selected", "classified") if positive else None,
+                group=key[1],
+                count=size - size % unit,
+                selection_rate=share(rated, lambda count: count.prediction == positive),
                 error=error,
-                false_positives=share("false positives", "negatives") if positive else None,
-                false_negatives=share("false negatives", "positives") if positive else None,
+                false_positives=share(negatives, lambda count: count.prediction == positive),
+                false_negatives=share(
+                    [count for count in known if count.truth == positive], _is_wrong
+                ),
                 confidence=round(confidence, 2) if confidence else None,
             )
         )
@@ -116,34 +133,8 @@ def _attribute(
     )
 
 
-def _count_cells(counts: Iterable[GroupCount], positive: str | None) -> Counter[str]:
-    """Count a group's answers that are classes by the cases of the figures."""
-    cells = Counter[str]()
-    for count in counts:
-        if count.prediction is None:
-            continue
-        is_selected, is_positive = count.prediction == positive, count.truth == positive
-        cells["classified"] += count.answers
-        cells["selected"] += count.answers * is_selected
-        if count.truth is not None:
-            cells["known"] += count.answers
-            cells["wrong"] += count.answers * (count.prediction != count.truth)
-            cells["positives" if is_positive else "negatives"] += count.answers
-            if is_selected != is_positive:
-                cells["false negatives" if is_positive else "false positives"] += count.answers
-    return cells
-
-
-def _share(
-    cells: Mapping[str, int], min_group: int, is_rounded: bool, hits: str, cases: str
-) -> Estimate | None:
-    """Return the share of hits among cases, or None if it has too few cases to be shown."""
-    if cells[cases] < min_group:
-        return None
-    if not is_rounded:
-        return estimate_share(cells[hits], cells[cases])
-    count = cells[cases] // min_group * min_group
-    return estimate_share(round(round(cells[hits] / cells[cases], 2) * count), count)
+def _is_wrong(count: GroupCount) -> bool:
+    return count.prediction != count.truth
 
 
 def _differences(groups: Sequence[GroupFigures]) -> list[GroupDifference]:
@@ -154,49 +145,43 @@ def _differences(groups: Sequence[GroupFigures]) -> list[GroupDifference]:
     rates, and is the larger difference (Hardt et al.: Equality of Opportunity in Supervised
     Learning, 2016).
     """
-    parity = _largest_difference(
-        "demographic_parity", {group.group: group.selection_rate for group in groups}
-    )
-    error = _largest_difference("error", {group.group: group.error for group in groups})
-    false_negatives = {group.group: group.false_negatives for group in groups}
-    false_positives = {group.group: group.false_positives for group in groups}
-    opportunity = _largest_difference("equal_opportunity", false_negatives, is_reversed=True)
-    odds = [
-        _largest_difference("equalized_odds", false_negatives, is_reversed=True, tests=2),
-        _largest_difference("equalized_odds", false_positives, tests=2),
+    odds: list[Any] = [
+        _largest_difference(groups, "equalized_odds", figure, tests=2)
+        for figure in ("false_negatives", "false_positives")
     ]
-    largest_odds = max(odds, key=lambda odd: odd[0].difference.value or 0.0) if all(odds) else []
-    return [*parity, *opportunity, *largest_odds, *error]
+    differences = [
+        _largest_difference(groups, "demographic_parity", "selection_rate"),
+        _largest_difference(groups, "equal_opportunity", "false_negatives"),
+        max(odds, key=lambda entry: entry.difference.value) if all(odds) else None,
+        _largest_difference(groups, "error", "error"),
+    ]
+    return [difference for difference in differences if difference is not None]
 
 
 def _largest_difference(
-    name: DifferenceName,
-    figures: Mapping[str, Estimate | None],
-    *,
-    is_reversed: bool = False,
-    tests: int = 1,
-) -> list[GroupDifference]:
-    """Return the largest difference; none if fewer than two groups have the figure.
+    groups: Sequence[GroupFigures], name: DifferenceName, figure: str, tests: int = 1
+) -> GroupDifference | None:
+    """Return the largest difference; None if fewer than two groups have the figure.
 
-    With `is_reversed`, the figures are those of the opposite event, such as false negatives for
-    true positives. The difference is the same between the groups in the other order.
+    True positive rates differ like false negative ones, between the groups in the other order.
     """
-    known = sorted(
-        (estimate.value or 0.0, group, estimate.low or 0.0, estimate.high or 0.0, estimate.count)
-        for group, estimate in figures.items()
-        if estimate is not None and estimate.count > 1
-    )
-    if len(known) < 2:
-        return []
-    small, small_group, small_low, small_high, small_count = known[0]
-    large, large_group, large_low, large_high, large_count = known[-1]
-    width = NormalDist().inv_cdf(1 - 0.025 / tests / math.comb(len(known), 2)) / Z_95
-    value = large - small
+    estimates: list[Any] = [
+        (estimate.value, group.group, estimate)
+        for group in groups
+        if (estimate := getattr(group, figure)) and estimate.count > 1
+    ]
+    if len(estimates) < 2:
+        return None
+    (_, small_group, small), (_, large_group, large) = min(estimates), max(estimates)
+    width = NormalDist().inv_cdf(1 - 0.025 / tests / math.comb(len(estimates), 2)) / Z_95
+    value = large.value - small.value
     difference = Estimate(
         value=value,
-        low=value - width * math.hypot(large - large_low, small_high - small),
-        high=value + width * math.hypot(large_high - large, small - small_low),
-        count=large_count + small_count,
+        low=value - width * math.hypot(large.value - large.low, small.high - small.value),
+        high=value + width * math.hypot(large.high - large.value, small.value - small.low),
+        count=large.count + small.count,
     )
-    groups = (small_group, large_group) if is_reversed else (large_group, small_group)
-    return [GroupDifference(name=name, difference=difference, groups=groups)]
+    names = (large_group, small_group)
+    if figure == "false_negatives":
+        names = names[::-1]
+    return GroupDifference(name=name, difference=difference, groups=names)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import groupby
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from scipy.special import stdtrit
 
@@ -34,6 +36,15 @@ class OutcomeCount(NamedTuple):
     answers: int
     confidence: float  # sum of the confidences
 
+    @property
+    def total(self) -> int:
+        """The number of right answers."""
+        return self.answers if self.prediction == self.truth else 0
+
+    @property
+    def squares(self) -> int:
+        return self.total
+
 
 class ErrorSum(NamedTuple):
     """The sums of the absolute errors of one hour's answers, which are numbers."""
@@ -44,67 +55,52 @@ class ErrorSum(NamedTuple):
     squares: float  # sum of the squared errors
 
 
-Entry = TypeVar("Entry", OutcomeCount, ErrorSum)
+Entry = OutcomeCount | ErrorSum
 
 
-def accuracy_counts(outcomes: Sequence[OutcomeCount]) -> MetricCounts:
-    """Return the counts of right answers, for a comparison of versions."""
-    hits = sum(outcome.answers for outcome in outcomes if outcome.prediction == outcome.truth)
-    return MetricCounts(sum(outcome.answers for outcome in outcomes), hits, hits)
+def sum_counts(entries: Iterable[Entry]) -> MetricCounts:
+    """Return the sums of right answers, or of errors."""
+    rows: Any = ((entry.answers, entry.total, entry.squares) for entry in entries)
+    return MetricCounts(*map(sum, zip(*rows, strict=True)))
 
 
-def error_counts(errors: Sequence[ErrorSum]) -> MetricCounts:
-    """Return the sums of absolute errors, for a comparison of versions."""
-    _, counts, totals, squares = zip(*errors, strict=True) if errors else ((), (), (), ())
-    return MetricCounts(sum(counts), sum(totals), sum(squares))
-
-
-def estimate_share(hits: float, count: int) -> Estimate:
-    """Return a share with Wilson's 95 % interval."""
+def estimate(counts: MetricCounts) -> Estimate:
+    """Return a mean with its 95 % interval: Wilson's for shares, else that of Student's t."""
+    count, value = counts.count, counts.mean
     if not count:
         return Estimate(value=None, count=0)
-    low, high = wilson_interval(round(hits), count)
-    return Estimate(value=hits / count, low=low, high=high, count=count)
+    if counts.squares == counts.total:  # Each value is 0 or 1.
+        low, high = wilson_interval(round(counts.total), count)
+    elif count == 1:
+        return Estimate(value=value, count=1)
+    else:
+        variance = max(0.0, counts.squares / count - value**2) / (count - 1)
+        radius = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance)
+        low, high = max(0.0, value - radius), value + radius
+    return Estimate(value=value, low=low, high=high, count=count)
 
 
-def estimate_mean(counts: MetricCounts) -> Estimate:
-    """Return a mean with the 95 % interval of Student's t distribution."""
-    count, mean = counts.count, counts.mean
-    if count < 2:
-        return Estimate(value=mean if count else None, count=count)
-    variance = max(0.0, counts.squares / count - mean**2) / (count - 1)
-    radius = float(stdtrit(count - 1, 0.975)) * math.sqrt(variance)
-    return Estimate(value=mean, low=max(0.0, mean - radius), high=mean + radius, count=count)
+def estimate_share(hits: int, count: int) -> Estimate:
+    return estimate(MetricCounts(count, hits, hits))
 
 
-def estimate_accuracy(outcomes: Sequence[OutcomeCount]) -> Estimate:
-    counts = accuracy_counts(outcomes)
-    return estimate_share(counts.total, counts.count)
-
-
-def quality_of(outcomes: Iterable[OutcomeCount], errors: Iterable[ErrorSum]) -> Quality | None:
+def quality_of(outcomes: Sequence[OutcomeCount], errors: Sequence[ErrorSum]) -> Quality | None:
     """Return the quality of answers with classes and with numbers; None without a known truth."""
-    outcomes = [outcome for outcome in outcomes if outcome.answers]
-    errors = [error for error in errors if error.answers]
     if not outcomes and not errors:
         return None
-    accuracy, error = estimate_accuracy(outcomes), error_counts(errors)
+    accuracy, error = sum_counts(outcomes), sum_counts(errors)
     calibration, calibration_error = _calibration(outcomes)
     classes = _classes(outcomes)
     return Quality(
         answers=accuracy.count + error.count,
-        accuracy=accuracy if outcomes else None,
+        accuracy=estimate(accuracy) if outcomes else None,
         classes=classes[:MAX_CLASSES],
-        hidden_classes=max(0, len(classes) - MAX_CLASSES),
+        hidden_classes=len(classes[MAX_CLASSES:]),
         calibration=calibration,
         calibration_error=calibration_error,
-        mean_error=estimate_mean(error) if errors else None,
+        mean_error=estimate(error) if errors else None,
         root_mean_square_error=math.sqrt(error.squares / error.count) if errors else None,
-        history=(
-            _history(outcomes, estimate_accuracy)
-            if outcomes
-            else _history(errors, lambda members: estimate_mean(error_counts(members)))
-        ),
+        history=_history(outcomes or errors),
     )
 
 
@@ -114,8 +110,7 @@ def _classes(outcomes: Sequence[OutcomeCount]) -> list[ClassQuality]:
     for outcome in outcomes:
         predicted[outcome.prediction] += outcome.answers
         true[outcome.truth] += outcome.answers
-        if outcome.prediction == outcome.truth:
-            right[outcome.truth] += outcome.answers
+        right[outcome.truth] += outcome.total
     return [
         ClassQuality(
             label=label,
@@ -132,31 +127,30 @@ def _calibration(outcomes: Sequence[OutcomeCount]) -> tuple[list[CalibrationBin]
     It is the mean of the bins' |accuracy - confidence|, weighted by answers (Guo et al.: On
     Calibration of Modern Neural Networks, 2017).
     """
-    bins = defaultdict[int, list[OutcomeCount]](list)
-    for outcome in outcomes:
-        if outcome.bin >= 0:
-            bins[outcome.bin].append(outcome)
-    calibration, total, distance = [], 0, 0.0
-    for _, members in sorted(bins.items()):
-        counts = accuracy_counts(members)
-        confidence = sum(outcome.confidence for outcome in members)
-        total += counts.count
-        distance += abs(counts.total - confidence)
-        calibration.append(
-            CalibrationBin(
-                confidence=confidence / counts.count, accuracy=estimate_accuracy(members)
+    bins, total, distance = [], 0, 0.0
+    decile = attrgetter("bin")
+    for number, group in groupby(sorted(outcomes, key=decile), decile):
+        members = list(group)
+        if number >= 0:
+            counts = sum_counts(members)
+            confidence = sum(outcome.confidence for outcome in members)
+            total += counts.count
+            distance += abs(counts.total - confidence)
+            bins.append(
+                CalibrationBin(confidence=confidence / counts.count, accuracy=estimate(counts))
             )
-        )
-    return calibration, distance / total if total else None
+    return bins, distance / total if total else None
 
 
-def _history(
-    entries: Sequence[Entry], estimate: Callable[[list[Entry]], Estimate]
-) -> list[HistoryPoint]:
+def _history(entries: Sequence[Entry]) -> list[HistoryPoint]:
     """Return the estimates of hours, or of days (UTC) if the entries span more than a week."""
     periods = [entry.period for entry in entries]
     length = DAY_S if max(periods) - min(periods) > MAX_HOURLY_SPAN_S else HOUR_S
-    members = defaultdict[float, list[Entry]](list)
-    for entry in entries:
-        members[(entry.period // length + 1) * length].append(entry)
-    return [HistoryPoint(at=end, **estimate(members[end]).model_dump()) for end in sorted(members)]
+
+    def end_of(entry: Entry) -> float:
+        return (entry.period // length + 1) * length
+
+    return [
+        HistoryPoint(at=end, **estimate(sum_counts(members)).model_dump())
+        for end, members in groupby(sorted(entries, key=end_of), end_of)
+    ]

@@ -7,21 +7,20 @@ baseline.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel
 
-from tsx_archiver.monitor.baseline import ColumnSummary, MonitorBaseline, NumberSummary
+from tsx_archiver.monitor.baseline import ColumnSummary, MonitorBaseline
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.features.monitor.report import ColumnDrift, ColumnHistogram, HistoryPoint
 from tsx_runtime.features.monitor.statistics.columns import RowFacts
 from tsx_runtime.features.monitor.statistics.drift import compare, window_alpha
 from tsx_runtime.features.monitor.statistics.summaries import (
     Row,
-    bin_rows,
-    bin_shares,
-    missing_share,
+    bin_column,
+    cells,
     summarize,
 )
 
@@ -42,7 +41,7 @@ class WindowsState(BaseModel):
     latest: float = 0.0  # the time of the latest row
     start: float = 0.0  # the time at which the current window began
     last: dict[str, ColumnSummary] = {}  # the last complete window
-    previous: dict[str, ColumnSummary] = {}  # the window of the version before that was compared
+    previous: dict[str, ColumnSummary] = {}  # the last window of the version before
     drifts: dict[str, ColumnDrift] = {}  # results of the last window, without histograms
     drift: float | None = None  # largest index of the columns that differ significantly in it
 
@@ -58,36 +57,28 @@ class VersionWindows:
 
     Attributes:
         state: The results, for readers.
-        rows: The rows of the current window.
-        previous: The `state.last` of the version before.
+        rows: The rows of the current window, which are not part of the state.
     """
 
-    def __init__(self, config: MonitorConfig, baseline: MonitorBaseline | None = None) -> None:
+    def __init__(
+        self,
+        config: MonitorConfig,
+        baseline: MonitorBaseline | None = None,
+        saved: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin, or continue with the saved JSON of a state that has the same baseline.
+
+        Raises:
+            pydantic.ValidationError: The JSON is not that of a state.
+        """
         self.state = WindowsState()
         self.rows: list[Row] = []
-        self.previous: Mapping[str, ColumnSummary] = {}
         self._config = config
         if baseline is not None:
             self.state.created, self.state.baseline_rows = baseline.created, baseline.rows
             self.state.baseline = dict(baseline.columns)
-
-    @classmethod
-    def load(
-        cls, config: MonitorConfig, baseline: MonitorBaseline | None, data: Mapping[str, Any]
-    ) -> VersionWindows:
-        """Continue with what `dump` returned; with another baseline, begin anew.
-
-        Raises:
-            pydantic.ValidationError: The data is not of a dump.
-        """
-        windows, state = cls(config, baseline), WindowsState.model_validate(data)
-        if state.created == windows.state.created:
-            windows.state, windows.previous = state, state.previous
-        return windows
-
-    def dump(self) -> dict[str, Any]:
-        """Return the state as a JSON value; the rows of the current window are not in it."""
-        return self.state.model_dump(mode="json")
+        if saved and (state := WindowsState.model_validate(saved)).created == self.state.created:
+            self.state = state
 
     def add(self, facts: RowFacts, at: float) -> bool:
         """Add a row that arrived at `at` (seconds since 1970); tell whether a window has ended."""
@@ -95,27 +86,22 @@ class VersionWindows:
             return False
         has_ended, state = self.end_if_due(at), self.state
         if state.first is None:
-            state.first = state.start = state.latest = at
+            state.first = state.start = at
         state.latest = max(state.latest, at)
         self.rows.append(facts.columns)
-        count = len(self.rows)
-        is_full = count >= max(self._config.window_samples, self._min_rows)
-        if is_full or count * len(facts.columns) >= MAX_VALUES:
-            self._end()
-            return True
-        return has_ended
+        return self.end_if_due(at) or has_ended
 
     def end_if_due(self, now: float) -> bool:
-        """End the current window if its time is over at `now`, and tell whether it has ended."""
-        is_over = now - self.state.start >= self._config.window
-        is_due = is_over and len(self.rows) >= self._min_rows
+        """End the current window if it is full or over at `now`, and tell whether it has ended."""
+        config, count = self._config, len(self.rows)
+        is_due = count >= (MIN_ROWS if self.state.baseline else MIN_FIRST_ROWS) and (
+            count >= config.window_samples
+            or now - self.state.start >= config.window
+            or count * len(self.rows[-1]) >= MAX_VALUES
+        )
         if is_due:
             self._end()
         return is_due
-
-    @property
-    def _min_rows(self) -> int:
-        return MIN_ROWS if self.state.baseline else MIN_FIRST_ROWS
 
     def drifts(self) -> list[ColumnDrift]:
         """Return the drift of each column by the last window, with histograms and history."""
@@ -126,52 +112,65 @@ class VersionWindows:
 
     def _end(self) -> None:
         state, rows, self.rows = self.state, self.rows, []
-        config = self._config
-        alpha = window_alpha(config.alarm_rate, state.latest - state.start)
-        state.last, state.previous = bin_rows(rows, state.baseline), dict(self.previous)
-        state.drift = 0.0 if state.last else None
-        column_alpha = alpha / max(1, len(state.last))
-        state.drifts = {name: self._drift_of(name, column_alpha, len(rows)) for name in state.last}
-        for name, live in bin_rows(rows, state.previous).items():
-            if name in state.drifts:
-                result, drift = compare(state.previous[name], live), state.drifts[name]
-                drift.previous_psi = result.psi
-                drift.previous_alarm = result.is_drift(alpha / len(self.previous), config.min_drift)
-        if len(rows) >= MIN_FIRST_ROWS and any(row.keys() - state.baseline.keys() for row in rows):
-            for name, summary in summarize(rows).items():
-                if name not in state.baseline and summary.count >= MIN_ROWS:
+        alpha = window_alpha(self._config.alarm_rate, state.latest - state.start)
+        columns = {name: [row.get(name) for row in rows] for name in state.baseline}
+        state.drift = 0.0 if columns else None
+        state.last = {
+            name: bin_column(values, state.baseline[name]) for name, values in columns.items()
+        }
+        state.drifts = {
+            name: self._drift_of(name, values, alpha) for name, values in columns.items()
+        }
+        if len(rows) >= MIN_FIRST_ROWS:
+            new = [
+                {name: value for name, value in row.items() if name not in columns} for row in rows
+            ]
+            for name, summary in summarize(new).items():
+                if summary.count >= MIN_ROWS:
                     state.baseline[name] = state.last[name] = summary
                     state.baseline_rows = state.baseline_rows or len(rows)
         state.windows, state.start = state.windows + 1, state.latest
 
-    def _drift_of(self, name: str, alpha: float, rows: int) -> ColumnDrift:
-        state = self.state
+    def _drift_of(self, name: str, values: Sequence[Any], alpha: float) -> ColumnDrift:
+        state, min_drift = self.state, self._config.min_drift
         baseline, live, old = state.baseline[name], state.last[name], state.drifts.get(name)
         result = compare(baseline, live)
-        if result.p_value <= alpha:
+        column_alpha = alpha / len(state.last)
+        if result.p_value <= column_alpha:
             state.drift = max(state.drift or 0.0, result.psi)
-        alarm = result.is_drift(alpha, self._config.min_drift)
-        point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=rows)
-        return ColumnDrift(
+        alarm = result.is_drift(column_alpha, min_drift)
+        point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=len(values))
+        drift = ColumnDrift(
             column=name,
             kind=live.kind,
             **result._asdict(),
             alarm=alarm,
             alarm_since=((old and old.alarm_since) or state.latest) if alarm else None,
-            missing=missing_share(live),
-            baseline_missing=missing_share(baseline),
+            missing=live.missing / len(values),
+            baseline_missing=baseline.missing / max(1, baseline.count + baseline.missing),
             history=[*(old.history if old else ()), point][-MAX_HISTORY:],
         )
+        if (previous := state.previous.get(name)) is not None:
+            result = compare(previous, bin_column(values, previous))
+            drift.previous_psi = result.psi
+            drift.previous_alarm = result.is_drift(alpha / len(state.previous), min_drift)
+        return drift
 
     def _histogram(self, name: str) -> ColumnHistogram:
         baseline, live = self.state.baseline[name], self.state.last[name]
         previous = self.state.previous.get(name)
-        # The live categories include those of the baseline.
-        bins = baseline if isinstance(baseline, NumberSummary) else live
+        edges = getattr(baseline, "edges", None)
+        bins = cells(live)  # The live categories include those of the baseline.
+
+        def shares(summary: ColumnSummary) -> list[float]:
+            counts, rows = cells(summary), max(1, summary.count + summary.missing)
+            return [round(counts.get(bin, 0) / rows, 5) for bin in bins]
+
+        has_bins = getattr(previous, "edges", None) == edges
         return ColumnHistogram(
-            edges=list(bins.edges) if isinstance(bins, NumberSummary) else None,
-            categories=None if isinstance(bins, NumberSummary) else list(bins.counts),
-            baseline=bin_shares(baseline, bins) or [],
-            live=bin_shares(live, bins) or [],
-            previous=None if previous is None else bin_shares(previous, bins),
+            edges=edges,
+            categories=list(bins) if edges is None else None,
+            baseline=shares(baseline),
+            live=shares(live),
+            previous=shares(previous) if previous and has_bins else None,
         )

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tsx_archiver.monitor.baseline import OTHERS, CategorySummary, MonitorBaseline, NumberSummary
-from tsx_runtime.features.monitor.statistics.summaries import bin_column, bin_shares, summarize
+from tsx_runtime.features.monitor.statistics.summaries import bin_column, summarize
 
 
 def numbers_of(*values: float | None) -> NumberSummary:
@@ -68,12 +67,3 @@ def test_columns_without_values_can_be_compared_later() -> None:
     summary = numbers_of(None, None)
     assert (summary.count, summary.missing) == (0, 2)
     assert bin_column([1.0, None], summary).counts == (1,)
-
-
-def test_shares_are_those_of_equal_bins() -> None:
-    first, second = numbers_of(*map(float, range(1001))), numbers_of(0.0, 500.0, 1000.0)
-    shares = [count / 1001 for count in first.counts]
-    assert bin_shares(first, first) == pytest.approx(shares, abs=1e-4)
-    assert bin_shares(first, second) is None
-    categories = CategorySummary(count=4, counts={"a": 1, "b": 3})
-    assert bin_shares(categories, CategorySummary(count=1, counts={"b": 1})) == [0.75]
