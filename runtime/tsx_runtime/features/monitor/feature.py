@@ -5,16 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from importlib.util import find_spec
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
-from tsx_runtime.errors import BadRequest, SettingError
+from tsx_runtime.errors import SettingError
 from tsx_runtime.feature import Families, Feature, Labels, ServerApp
 from tsx_runtime.features.monitor.manager import MonitorManager
 from tsx_runtime.features.monitor.metrics import MonitoredQuality, add_process, add_state
-from tsx_runtime.features.monitor.settings import INSTALL, PACKAGES, MonitorModelSettings
+from tsx_runtime.features.monitor.settings import MonitorModelSettings, check_packages
 
 
 class MonitorFeature(Feature):
@@ -24,13 +23,13 @@ class MonitorFeature(Feature):
         registry.quality_source = MonitoredQuality(self.manager)
         self._ending: asyncio.Task[None] | None = None
         models = registry.settings.models
-        configured = [name for name in models if MonitorModelSettings.of(models, name).monitor]
-        if configured and not all(map(find_spec, PACKAGES)):
-            raise SettingError(f"monitor of [models.{configured[0]}] {INSTALL}")
+        for name in models:
+            if MonitorModelSettings.of(models, name).monitor:
+                check_packages(f"monitor of [models.{name}]", SettingError)
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        if version.config.monitor and not all(map(find_spec, PACKAGES)):
-            raise BadRequest(f"monitor in the model-config.yaml of {version.name} {INSTALL}")
+        if version.config.monitor:
+            check_packages(f"monitor in the model-config.yaml of {version.name}")
         return None
 
     def open(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tsx_archiver.monitor.config import MonitorConfig
+from tsx_runtime.errors import BadRequest, TsxError
 from tsx_runtime.settings.fields import (
     FeatureModelSettings,
     FeatureSettings,
@@ -19,7 +21,17 @@ from tsx_runtime.settings.model_limits import Accepts, Seconds
 SQLITE = "sqlite:///"
 POSTGRES = ("postgresql://", "postgres://")
 PACKAGES = ("scipy", "sqlalchemy")
-INSTALL = "needs the extra monitor, which is not installed: pip install 'tsx-serve[monitor]'"
+
+
+def check_packages(subject: str, error: type[TsxError] = BadRequest) -> None:
+    """Check that the packages of the monitor process are installed.
+
+    Raises:
+        TsxError: They are not; `error` is its class, and `subject` what needs them.
+    """
+    if not all(map(find_spec, PACKAGES)):
+        extra = "the extra monitor, which is not installed: pip install 'tsx-serve[monitor]'"
+        raise error(f"{subject} needs {extra}")
 
 
 def _check_store(value: str) -> str:
