@@ -48,11 +48,6 @@ class MeanDifference(NamedTuple):
     low: float
     high: float
 
-    @property
-    def is_decided(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
 
 def compare_means(
     new: MetricCounts, old: MetricCounts, *, alpha: float = ALPHA, scale: float = SCALE
