@@ -114,11 +114,14 @@ class MonitorChannel:
             retry_after=10,
         )
 
-    async def close(self) -> None:
-        """Let the process store everything and end; after a limit, kill it."""
-        self._is_closed = True
-        if self._task is not None:
+    def close(self) -> None:
+        """Let the process store everything and end; after a limit, it is killed."""
+        if self._task is not None and not self._is_closed:
             self._task.cancel()
+        self._is_closed = True
+
+    async def wait_closed(self) -> None:
+        if self._task is not None:
             await asyncio.wait([self._task])
 
     async def _run(self) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
@@ -14,7 +13,6 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER
 from tsx_archiver.monitor.config import HEADER_PREFIX, MonitorConfig
@@ -26,7 +24,8 @@ from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import Conflict
 from tsx_runtime.features.monitor.channel import MonitorChannel
 from tsx_runtime.features.monitor.messages import VersionState, encode_frame
-from tsx_runtime.features.monitor.settings import POSTGRES, MonitorSettings, store_location
+from tsx_runtime.features.monitor.settings import MonitorSettings, store_location
+from tsx_runtime.settings.fields import POSTGRES
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
@@ -96,7 +95,6 @@ class MonitorManager:
         self._is_enabled = False
         # What the process was told about each version, without and with the baseline.
         self._announced: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}
-        self._registered: WeakKeyDictionary[ModelVersion, float] = WeakKeyDictionary()
         self._store = store = store_location(settings.monitor_store, registry.state.directory)
         self._is_file = store is not None and not store.startswith(POSTGRES)
         # Servers that share a database have different addresses.
@@ -159,12 +157,12 @@ class MonitorManager:
                 f" monitor {name}, or PUT /models/{name}/monitor"
             )
 
-    def end(self) -> asyncio.Task[None]:
-        """Stop monitoring; the task ends once the process has stored everything."""
+    def end(self) -> None:
+        """Stop monitoring; the process then stores everything and ends."""
         self._is_enabled = False
         for name in list(self.samplers):
             self._update(name)
-        return asyncio.get_running_loop().create_task(self.channel.close())
+        self.channel.close()
 
     def _update(self, name: str) -> None:
         """Start or stop to monitor a model after it, its configuration or its versions changed."""
@@ -198,6 +196,7 @@ class MonitorManager:
             recording = configured_part(registry, name, "record", RecordingConfig)
             recordings = directory and str((directory / "recordings" / name).absolute())
             for number, version in versions.items():
+                announced, _ = self._announced.get((name, number), ({}, b""))
                 head = {
                     "kind": "version",
                     "model": name,
@@ -205,12 +204,12 @@ class MonitorManager:
                     "config": config.model_dump(mode="json"),
                     "fields": version.monitor_fields,
                     "signature": version.signature and version.signature.input,
-                    "registered": self._registered.setdefault(version, time.time()),
+                    "registered": announced.get("registered") or time.time(),
                     "recording": recording is not None,
                     "recordings": recordings,
                 }
                 ended.discard((name, number))
-                if self._announced.get((name, number), ({}, b""))[0] != head:
+                if announced != head:
                     frame = encode_frame(head, _read_baseline(version))
                     self._announced[name, number] = head, frame
                     self.channel.send(frame, can_drop=False)

@@ -42,7 +42,7 @@ def build_router(manager: MonitorManager, limit: int) -> APIRouter:
     async def report(model: ModelName) -> Response:
         sampler = manager.find(model)
         if sampler is None:
-            return json_answer(MonitorReport.model_validate({"model": model, "monitoring": False}))
+            return json_answer(MonitorReport(model=model, monitoring=False))
         return await _pass_on(manager, "report", model, dropped=sampler.dropped)
 
     @router.put(

@@ -16,9 +16,8 @@ import pytest
 from tests.runtime.conftest import TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
 from tsx_archiver.monitor.config import MonitorConfig
-from tsx_runtime.core.persistence import StateStore
-from tsx_runtime.errors import BadRequest, SettingError, Unavailable
-from tsx_runtime.features.monitor import channel, feature, manager, settings
+from tsx_runtime.errors import BadRequest, Unavailable
+from tsx_runtime.features.monitor import channel, manager, settings
 from tsx_runtime.features.monitor.feature import MonitorFeature
 from tsx_runtime.features.monitor.settings import MonitorModelSettings
 
@@ -218,13 +217,13 @@ def test_monitoring_needs_its_packages(
     kind, text = error_of(server.management.put(MONITOR, json={"share": 5}))
     assert kind == "BadRequestException"
     assert advice in text
-    with pytest.raises(BadRequest, match=r"model-config\.yaml of talker needs the extra monitor"):
+    with pytest.raises(BadRequest, match="monitor of model talker needs the extra monitor"):
         server.register("talker2.mar", initial_workers=0)
+    version = server.registry.find("talker")
     models = {"talker": MonitorModelSettings(monitor=MonitorConfig())}
-    configured = server.settings.model_copy(update={"models": models})
-    registry = Mock(settings=configured, state=StateStore(None))
-    with pytest.raises(SettingError, match="needs the extra monitor"):
-        feature.MonitorFeature(registry)
+    monkeypatch.setattr(server.registry, "settings", Mock(models=models))
+    with pytest.raises(BadRequest, match="monitor of model talker"):
+        server.registry.feature(MonitorFeature).around(version, version.entry)
 
 
 def test_feedback_needs_a_place_to_store_answers(
