@@ -12,11 +12,11 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 from tsx_archiver.monitor.recording import RecordingConfig
@@ -61,8 +61,6 @@ _REPLAY_HEADERS = frozenset(
         "x-tsx-protocol",
     }
 )
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger("tsx.recording")
 
@@ -143,6 +141,7 @@ class Recorder:
         )
         self._thread = ThreadPoolExecutor(1, "tsx-recording")
         self._loop = asyncio.get_running_loop()
+        self._in_thread = partial(self._loop.run_in_executor, self._thread)
         self._captured: deque[CapturedRequest] = deque()
         self._waiting = 0  # bytes that are captured and not written yet
         self._is_writing = False
@@ -204,6 +203,7 @@ class Recorder:
         async with self._upload_lock:
             if self._uploader is None:
                 return
+            problem = None
             try:
                 # The time is that after the captured requests have been written.
                 files = await self._in_thread(
@@ -215,9 +215,8 @@ class Recorder:
             except OSError as error:
                 if self.upload_problem is None:
                     logger.warning("model %s: recordings wait for an upload: %s", self._name, error)
-                self.upload_problem = str(error)
-            else:
-                self.upload_problem = None
+                problem = str(error)
+            self.upload_problem = problem
 
     async def stored_size(self) -> StoredSize:
         return await self._in_thread(self._segments.stored_size)
@@ -234,9 +233,6 @@ class Recorder:
             self._uploader = None
             await self._in_thread(self._segments.close)
             self._thread.shutdown(wait=False)
-
-    async def _in_thread(self, call: Callable[..., Result], *arguments: object) -> Result:
-        return await self._loop.run_in_executor(self._thread, call, *arguments)
 
     def _write(self) -> None:
         batch, self._captured = self._captured, deque()
