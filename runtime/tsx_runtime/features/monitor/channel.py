@@ -13,7 +13,7 @@ import logging
 import time
 from asyncio.subprocess import PIPE
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +82,8 @@ class MonitorChannel:
             now = time.monotonic()
             self._slow_since = self._slow_since or now
             if now - self._slow_since > MAX_SILENCE_S:
-                self._kill()
+                with suppress(ProcessLookupError):  # It may just have ended.
+                    self._kill()
             return "slow"
         stdin.write(frame)  # uvloop writes the frames of one turn of the loop together.
         return None
@@ -102,7 +103,7 @@ class MonitorChannel:
         result: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
         self._calls[number] = frame, result
         try:
-            if self.send(frame) != "slow":
+            if not self._is_closed and self.send(frame) != "slow":
                 await asyncio.wait([result], timeout=CALL_TIMEOUT_S)
         finally:
             del self._calls[number]
@@ -119,6 +120,8 @@ class MonitorChannel:
         if self._task is not None and not self._is_closed:
             self._task.cancel()
         self._is_closed = True
+        if self._stdin is None:
+            self._end_calls()
 
     async def wait_closed(self) -> None:
         if self._task is not None:
@@ -188,9 +191,12 @@ class MonitorChannel:
                 process.kill()
             code = await ending
             await asyncio.wait([reading])
-            for _, result in self._calls.values():
-                result.cancel()
+            self._end_calls()
         return code
+
+    def _end_calls(self) -> None:
+        for _, result in self._calls.values():
+            result.cancel()
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         """Read the frames of a process until it ends."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -313,6 +314,21 @@ def test_the_process_of_a_killed_server_ends(server: RunningServer) -> None:
     # The end of the server closes the pipe.
     server.call(lambda: manager_of(server).channel._stdin.close())
     process.wait(60)
+
+
+@pytest.mark.anyio
+async def test_calls_end_with_the_channel() -> None:
+    started = channel.MonitorChannel([], {}, None, list, print)
+    never = channel.MonitorChannel([], {}, None, list, print)
+    started._task = asyncio.ensure_future(asyncio.sleep(600))  # a pause between two starts
+    waiting = asyncio.ensure_future(started.call("report", {}))
+    await asyncio.sleep(0)
+    started.close()
+    never.close()
+    for call in (waiting, started.call("report", {}), never.call("report", {})):
+        with pytest.raises(Unavailable):
+            await call
+    await started.wait_closed()
 
 
 async def failure_of(call: Any) -> Any:
