@@ -22,7 +22,7 @@ from tsx_runtime.features.grpc.server import GrpcServer
 from tsx_runtime.features.grpc.settings import GRPC_ROLES
 from tsx_runtime.grpc.pool import POOL
 from tsx_runtime.http.build import build_apps
-from tsx_runtime.http.page import PREDICT_PREFIX
+from tsx_runtime.http.page import PREFIXES
 from tsx_runtime.metrics.response_counts import ResponseCounts
 from tsx_runtime.settings.schema import ROLES, Settings
 
@@ -113,7 +113,9 @@ async def http_tokens(settings: Settings) -> TokensByRoute:
                 (method, path) for path, methods in app.paths.items() for method in methods
             }
             documented_routes |= (
-                {("POST", f"{PREDICT_PREFIX}{{model}}")} if role == "management" else set()
+                {("POST", f"{prefix}{{model}}") for prefix in PREFIXES}
+                if role == "management"
+                else set()
             )
             async with httpx.AsyncClient(
                 transport=httpx.ASGITransport(app), base_url="http://192.0.2.1"

@@ -989,7 +989,7 @@ def test_every_view_is_accessible_and_fits_a_phone(page: Any, served: Running) -
     click(page, "Register a model")
     check_accessibility(page, "models")
     page.keyboard.press("Escape")
-    tabs = ("try", "overview", "traffic", "errors", "metrics", "nonsense")
+    tabs = ("try", "overview", "traffic", "monitor", "errors", "metrics", "nonsense")
     for tab in tabs:
         open_view(page, served, f"model/luminance/{tab}")
         expect(

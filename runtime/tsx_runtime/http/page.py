@@ -1,4 +1,7 @@
-"""The checks of predictions that the web page sends to `/ui/api/predict/MODEL[/VERSION]`."""
+"""The checks of predictions that the web page sends to `/ui/api/predict/MODEL[/VERSION]`.
+
+Its explanations go to `/ui/api/explain/MODEL[/VERSION]` in the same way.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from tsx_runtime.api.messages import Scope
 from tsx_runtime.core.hidden_credentials import CREDENTIAL_HEADERS
 from tsx_runtime.errors import ForeignOrigin, MethodNotAllowed
 
-PREDICT_PREFIX = "/ui/api/predict/"
+PREFIXES = {"/ui/api/predict/": "/predictions/", "/ui/api/explain/": "/explanations/"}
 # A browser does not show responses to these methods as pages. `curl -T` sends PUT.
 PREDICT_METHODS = ("POST", "PUT")
 # credentials of the page, which are hidden from handlers
@@ -14,15 +17,17 @@ PAGE_CREDENTIALS = frozenset(map(str.encode, CREDENTIAL_HEADERS))
 
 
 def is_page_prediction(scope: Scope) -> bool:
-    return str(scope["path"]).startswith(PREDICT_PREFIX)
+    return str(scope["path"]).startswith(tuple(PREFIXES))
 
 
 def use_model_path(scope: Scope) -> None:
-    """Replace the path of the page by that of the model's predictions.
+    """Replace the path of the page by that of the model's predictions or explanations.
 
     The scope is changed, not copied, because the access log reads the model from it.
     """
-    scope["path"] = f"/predictions/{scope['path'][len(PREDICT_PREFIX) :]}"
+    path: str = scope["path"]
+    prefix = next(filter(path.startswith, PREFIXES))
+    scope["path"] = PREFIXES[prefix] + path.removeprefix(prefix)
 
 
 def check_page(scope: Scope) -> None:

@@ -260,7 +260,7 @@ def metrics_of(families: Families, model: str) -> list[dict[str, Any]]:
 
 @dataclass(eq=False)
 class Playground(Predictions):
-    """The app of `/ui/api/predict/MODEL[/VERSION]`: predictions behind the management guard.
+    """The app of predictions and explanations at `/ui/api`, behind the management guard.
 
     The page can call only its own address, which may not have the inference API. The management
     guard suffices, because a client that may register models may also run them.

@@ -105,7 +105,7 @@ def test_page_files_are_compressed_if_the_client_accepts_it(server):
     assert (
         plain_response.headers["vary"] == compressed_response.headers["vary"] == "accept-encoding"
     )
-    assert sum(sizes) < 87_000
+    assert sum(sizes) < 103_000
 
 
 @pytest.mark.parametrize(
@@ -255,6 +255,13 @@ def test_playground_predictions_equal_those_of_the_inference_address(server):
     assert predict(server, content=bytes(200_000)).status_code == 413
     assert predict(server, headers={"x-do": "raise"}).status_code == 500
     assert predict(server, headers={"x-do": "stream"}).text == "abc"
+
+
+def test_the_page_asks_for_explanations(server):
+    page_response = server.management.post("/ui/api/explain/talker/1.0", content=b"x")
+    assert page_response.json()["headers"]["explain"] == "True"
+    assert predict(server).json()["headers"]["explain"] == "False"
+    assert server.management.get("/ui/api/explain/talker").status_code == 405
 
 
 def test_credentials_of_the_page_do_not_reach_handlers(token_server):

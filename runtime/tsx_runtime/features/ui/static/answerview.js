@@ -10,7 +10,7 @@ const SHOWN_RAW = 60000; // characters
 const COLORS = 8;
 const PAINT = [[36, 87, 214], [214, 93, 14], [20, 140, 90], [190, 40, 90], [130, 80, 200], [0, 140, 170], [160, 120, 0], [90, 100, 110]];
 
-/** `answer` is `{body: Blob, url, type, value, text}`, `image` the picture that was sent: `{url, width, height}`, or null. */
+/** `answer` is `{body: Blob, url, type, value, text, title}`, `image` the picture that was sent: `{url, width, height}`, or null. */
 export function answerView(answer, image) {
   if (answer.type.startsWith("image/")) return h("div", {}, h("img", { class: "picture", alt: "The answer, an image", src: answer.url }), download(answer));
   if (answer.text === null) return h("p", {}, `${bytes(answer.body.size)} of binary data. `, download(answer));
@@ -106,7 +106,7 @@ export function raw(answer, open) {
   const cut = answer.text.length > SHOWN_RAW;
   const pretty = indented(answer.text.slice(0, SHOWN_RAW));
   return h("details", { class: "raw", open },
-    h("summary", {}, `Raw answer,  ${bytes(answer.body.size)}`),
+    h("summary", {}, `${answer.title ? `Raw ${answer.title.toLowerCase()}` : "Raw answer"},  ${bytes(answer.body.size)}`),
     h("pre", { tabindex: "0" }, cut ? `${pretty}\n…` : pretty),
     cut && rest(answer));
 }

@@ -31,6 +31,14 @@ export function show(node, shown) {
   if (node.hidden === Boolean(shown)) node.hidden = !shown;
 }
 
+/** Replace the content of a node if the data differs from that of the last call. */
+export function refill(node, data, content) {
+  const text = JSON.stringify(data);
+  if (node.dataOfContent === text) return;
+  node.dataOfContent = text;
+  node.replaceChildren(...[content()].flat().filter(Boolean));
+}
+
 /** One child for each item, kept for as long as its key is there. `make(item)` gives an object with `node` and, if need be, `update(item)`. */
 export function keyed(parent, items, key, make) {
   const rows = (parent.kept ??= new Map());

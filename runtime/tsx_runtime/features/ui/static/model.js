@@ -5,6 +5,7 @@ import { errorsTab } from "./errors.js";
 import { chip, errorsLately, errorsLink, pointsOfModel, stateOf, workersText } from "./figures.js";
 import { live, model as find } from "./live.js";
 import { metricsTab } from "./metrics.js";
+import { monitorTab } from "./monitor.js";
 import { overviewTab } from "./overview.js";
 import { playgroundTab } from "./playground.js";
 import { trafficTab } from "./traffic.js";
@@ -13,6 +14,7 @@ export const TABS = {
   try: ["Playground", playgroundTab],
   overview: ["Overview", overviewTab],
   traffic: ["Traffic", trafficTab],
+  monitor: ["Monitoring", monitorTab],
   errors: ["Errors and log", errorsTab],
   metrics: ["Metrics", metricsTab],
 };

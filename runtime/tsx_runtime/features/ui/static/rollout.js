@@ -2,9 +2,10 @@
 
 import { call, path, put, Refused } from "./api.js";
 import { formDialog } from "./dialog.js";
-import { field, h, say, show, table } from "./dom.js";
+import { field, h, refill, say, show, table } from "./dom.js";
 import { chip } from "./figures.js";
 import { clock, duration, number, percent, span } from "./format.js";
+import { digits, intervalText } from "./plot.js";
 import { act, ask } from "./talk.js";
 
 const STATES = { running: "loading", finished: "ready", "went back": "failed", stopped: "idle" };
@@ -15,7 +16,8 @@ export function rolloutPanel(name, changed) {
   const status = h("span", { class: "quiet" });
   const reason = h("p");
   const steps = h("ol", { class: "stepper", "aria-label": "Steps" });
-  const counts = h("div"), log = h("div");
+  const guards = h("p", { class: "quiet" });
+  const counts = h("div"), quality = h("div"), log = h("div");
   const end = (button, back, question, yes) => async () => (await ask(question, yes)) && (await act(button, "DELETE", where, { back }, "Done.")) && changed();
   const back = h("button", { type: "button", class: "danger" }, "Roll back");
   const stop = h("button", { type: "button" }, "Stop here");
@@ -24,7 +26,7 @@ export function rolloutPanel(name, changed) {
   const buttons = h("div", { class: "row" }, back, stop);
   const node = h("section", { class: "card", "aria-label": "Rollout", hidden: true },
     h("div", { class: "row" }, h("h2", {}, "Rollout"), state.node, status, h("span", { class: "grow" }), buttons),
-    steps, reason, counts, h("details", { class: "raw" }, h("summary", {}, "Decisions"), log));
+    steps, reason, guards, counts, quality, h("details", { class: "raw" }, h("summary", {}, "Decisions"), log));
   let known = "";
 
   function draw(rollout) {
@@ -36,6 +38,9 @@ export function rolloutPanel(name, changed) {
     steps.replaceChildren(...plan.steps.map((each, place) => h("li", { class: place + 1 < rollout.step || rollout.status === "finished" ? "done" : place + 1 === rollout.step ? "now" : "", "aria-current": place + 1 === rollout.step && running ? "step" : null }, `${number(each)} %`)));
     say(reason, rollout.reason);
     show(buttons, running);
+    show(guards, plan.guards?.length);
+    say(guards, `Guards: ${plan.guards?.join(", ")}.`);
+    refill(quality, [plan.metric, rollout.metric], () => metricTable(plan, rollout));
     const current = JSON.stringify([fresh, old, rollout.log.length]);
     if (current === known) return;
     known = current;
@@ -59,6 +64,16 @@ export function rolloutPanel(name, changed) {
 }
 
 const millis = (value) => (value === null || value === undefined ? "–" : duration(value / 1000));
+
+/** The metric of the plan in both versions, by the truth that is known since the rollout began. */
+function metricTable({ metric, version }, { metric: known, old }) {
+  if (!metric) return [];
+  const name = metric.replace("_", " ");
+  if (!known) return h("p", { class: "quiet" }, `It also decides on the ${name}, as soon as the truth of answers of both versions is reported.`);
+  const format = metric === "accuracy" ? (value) => percent(value) : digits;
+  const rows = [[version, known.new], [old, known.old], ["difference", known.difference]].map(([label, value]) => [label, number(value.answers), intervalText(value, format)]);
+  return table(`The ${name} since the rollout began`, ["Version", "Answers with truth", `${name}, 95 % interval`], rows, [1, 2]);
+}
 
 function logTable(log) {
   const columns = [...new Set(log.flatMap((line) => Object.keys(line)))].filter((column) => log.some((line) => typeof line[column] !== "object"));

@@ -88,6 +88,11 @@ export function commandLine(command, label) {
   return h("div", { class: "command" }, h("pre", { tabindex: "0", "aria-label": label }, command), copyButton(() => command, `the command: ${label}`));
 }
 
+/** A paragraph about something that is missing, and the command that provides it. */
+export function advice(text, command, label) {
+  return [h("p", { class: "quiet" }, text), command && commandLine(command, label)];
+}
+
 /** A button that copies what `text()` gives. */
 export function copyButton(text, label) {
   const button = h("button", { class: "small", "aria-label": `Copy ${label}`, onclick: async () => {
