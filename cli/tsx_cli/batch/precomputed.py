@@ -15,11 +15,11 @@ from tsx_archiver.quantities import parse_seconds
 from tsx_cli.batch.rows import RowResult
 from tsx_cli.common.failure import UsageError
 from tsx_cli.common.options import read_option
-from tsx_runtime.features.jobs.settings import POSTGRES, SQLITE
 from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
 from tsx_runtime.features.jobs.storage.store import PRECOMPUTED, AnswerKey, StoredAnswer
+from tsx_runtime.settings.fields import POSTGRES, SQLITE
 from tsx_runtime.wire import header_block
 
 STORE_PREFIX = "jobs+"

@@ -16,6 +16,9 @@ from tsx_runtime.settings.addresses import FORMS, parse_address
 from tsx_runtime.settings.addresses import Address as ParsedAddress
 from tsx_runtime.settings.model_limits import Accepts
 
+SQLITE = "sqlite:///"
+POSTGRES = ("postgresql://", "postgres://")
+_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
 SettingsT = TypeVar("SettingsT", bound=BaseModel)
 
 
@@ -33,6 +36,27 @@ def _check_pattern(value: str | None) -> str | None:
 
 
 Pattern = Annotated[str | None, AfterValidator(_check_pattern), Accepts("a regular expression")]
+
+
+def check_store(value: str) -> str:
+    """Check the location of a store: a file, or a URL of SQLite or PostgreSQL.
+
+    Raises:
+        ValueError: It is neither.
+    """
+    path = value.removeprefix(SQLITE)
+    if (
+        not path
+        or "\0" in path
+        or (
+            _SCHEME.match(path)
+            and len(path) > 1
+            and path[1] != ":"
+            and not path.startswith(POSTGRES)
+        )
+    ):
+        raise ValueError("it names no store")
+    return value
 
 
 def to_lower(value: object) -> object:

@@ -8,10 +8,10 @@ times together with the probability 1 - alpha, so a test may end as soon as it e
 from __future__ import annotations
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
-from typing import NamedTuple
 
-ALPHA = 0.05
+ALPHA = 0.05  # probability that an interval ever excludes the true difference
 SCALE = 0.02  # the difference of rates to which the mixture is tuned
 MIN_COUNT = 30  # With fewer values, the normal distribution is not a good approximation.
 MAX_NEEDED = 10_000_000
@@ -41,36 +41,22 @@ class MetricCounts:
         return max(0.0, squares / count - (total / count) ** 2)
 
 
-class MeanDifference(NamedTuple):
-    """The difference `new - old` of two means, with its interval."""
-
-    value: float
-    low: float
-    high: float
-
-    @property
-    def is_decided(self) -> bool:
-        """Whether the interval excludes 0."""
-        return self.low > 0 or self.high < 0
-
-
 def compare_means(
-    new: MetricCounts, old: MetricCounts, *, alpha: float = ALPHA, scale: float = SCALE
-) -> MeanDifference:
-    """Compare two means by an interval that may be read at any time.
+    new: MetricCounts, old: MetricCounts, *, scale: float = SCALE
+) -> tuple[float, float, float]:
+    """Return the difference `new - old` of two means, and its interval, valid at any time.
 
     Args:
         new: The counts of the new version.
         old: The counts of the old version.
-        alpha: The probability that the interval ever excludes the true difference.
         scale: The difference for which the interval becomes narrow soonest, in units of the metric.
     """
     value = new.mean - old.mean
     if min(new.count, old.count) < MIN_COUNT:
-        return MeanDifference(value, -math.inf, math.inf)
+        return value, -math.inf, math.inf
     variance = new.variance / new.count + old.variance / old.count
-    radius = _radius(variance, alpha, scale)
-    return MeanDifference(value, value - radius, value + radius)
+    radius = _radius(variance, scale)
+    return value, value - radius, value + radius
 
 
 def error_scale(new: MetricCounts, old: MetricCounts) -> float:
@@ -88,7 +74,6 @@ def needed_answers(
     old: MetricCounts,
     difference: float,
     *,
-    alpha: float = ALPHA,
     scale: float = SCALE,
     old_grows: bool = True,
 ) -> int:
@@ -96,7 +81,6 @@ def needed_answers(
 
     The result is at most `MAX_NEEDED`. If not `old_grows`, only the new version gets answers.
     """
-    low, high = 0, MAX_NEEDED
 
     def is_enough(more: int) -> bool:
         new_count = new.count + more
@@ -104,17 +88,9 @@ def needed_answers(
         if min(new_count, old_count) < MIN_COUNT:
             return False
         variance = new.variance / new_count + old.variance / old_count
-        return _radius(variance, alpha, scale) <= difference
+        return _radius(variance, scale) <= difference
 
-    if difference <= 0 or not is_enough(high):
-        return MAX_NEEDED
-    while low < high:
-        middle = (low + high) // 2
-        if is_enough(middle):
-            high = middle
-        else:
-            low = middle + 1
-    return low
+    return bisect_left(range(MAX_NEEDED), True, key=is_enough)
 
 
 def round_count(count: int) -> int:
@@ -122,9 +98,9 @@ def round_count(count: int) -> int:
     return int(float(f"{count:.2g}"))
 
 
-def _radius(variance: float, alpha: float, scale: float) -> float:
+def _radius(variance: float, scale: float) -> float:
     """Return the half width for a difference whose estimate has this variance."""
     if not variance:  # All values of each version are the same.
         return 0.0
     information = scale**2 / variance
-    return math.sqrt(variance * (1 + 1 / information) * math.log((1 + information) / alpha**2))
+    return math.sqrt(variance * (1 + 1 / information) * math.log((1 + information) / ALPHA**2))

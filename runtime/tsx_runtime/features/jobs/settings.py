@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from tsx_runtime.settings.fields import FeatureSettings, Secret
+from tsx_runtime.settings.fields import FeatureSettings, Secret, check_store
 from tsx_runtime.settings.model_limits import Accepts, Bytes, Seconds
 from tsx_runtime.wire import MAX_FIELD
 
-# Special values of `jobs_store`.
-OFF = "off"
-SQLITE = "sqlite:///"
-POSTGRES = ("postgresql://", "postgres://")
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*:", re.IGNORECASE)
-
-
-def _check_store(value: str) -> str:
-    path = value.removeprefix(SQLITE)
-    if (
-        not path
-        or "\0" in path
-        or (
-            _SCHEME.match(path)
-            and len(path) > 1
-            and path[1] != ":"
-            and not path.startswith(POSTGRES)
-        )
-    ):
-        raise ValueError("it names no store")
-    return value
+OFF = "off"  # the value of `jobs_store` without a store
 
 
 JobsStore = Annotated[
     str,
-    AfterValidator(_check_store),
+    AfterValidator(check_store),
     Accepts("a file, sqlite:///FILE, postgresql://USER:PASSWORD@HOST/DATABASE, or off"),
 ]
 

@@ -7,20 +7,19 @@ dropped, so that no request waits for it.
 from __future__ import annotations
 
 import asyncio
-import errno
 import itertools
 import json
 import logging
 import time
 from asyncio.subprocess import PIPE
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_directory
-from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.features.monitor.messages import FRAME, MAX_HEAD_BYTES, VersionState, encode_frame
 
@@ -28,6 +27,7 @@ MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that the process has not read
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0  # limit for the process to store everything and to end
 PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # before a further start; it doubles with each failure
+MAX_SILENCE_S = 60.0  # A process that reads and writes nothing for this long is killed.
 HEALTHY_S = 60.0  # A process that ran this long did not fail at its start.
 
 logger = logging.getLogger("tsx.monitor")
@@ -61,98 +61,107 @@ class MonitorChannel:
         self._announcements = announcements
         self._on_states = on_states
         self._task: asyncio.Task[None] | None = None
-        self._closing = asyncio.Event()
+        self._is_closed = False
         self._stdin: asyncio.StreamWriter | None = None
-        self._connected = asyncio.Event()  # set while `_stdin` is usable, and at the end
         self._numbers = itertools.count()
-        self._calls: dict[int, asyncio.Future[tuple[int, bytes]]] = {}
+        # Calls without a result; a process that starts gets their frames.
+        self._calls: dict[int, tuple[bytes, asyncio.Future[tuple[int, bytes]]]] = {}
+        self._slow_since: float | None = None
+        self._kill: Callable[[], None] = lambda: None
 
     def start(self) -> None:
-        if self._task is None and not self._closing.is_set():
+        if self._task is None and not self._is_closed:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
-    def send(self, frame: bytes) -> str | None:
+    def send(self, frame: bytes, *, can_drop: bool = True) -> str | None:
         """Send a frame, or return why it is dropped."""
         stdin = self._stdin
         if stdin is None or stdin.is_closing():
             return "stopped"
-        if stdin.transport.get_write_buffer_size() > MAX_WAITING_BYTES:
+        if can_drop and stdin.transport.get_write_buffer_size() > MAX_WAITING_BYTES:
+            now = time.monotonic()
+            self._slow_since = self._slow_since or now
+            if now - self._slow_since > MAX_SILENCE_S:
+                with suppress(ProcessLookupError):  # It may just have ended.
+                    self._kill()
             return "slow"
         stdin.write(frame)  # uvloop writes the frames of one turn of the loop together.
         return None
 
-    async def connect(self) -> None:
-        """Start the process if necessary, and wait a limited time until it gets frames."""
-        self.start()
-        await wait_for_event(self._connected, CALL_TIMEOUT_S)
-
     async def call(
         self, operation: str, arguments: Mapping[str, Any], body: bytes = b""
     ) -> tuple[int, bytes]:
-        """Return the status and the JSON of the process's response.
+        """Return the status and the JSON of the process's response; start it if necessary.
 
         Raises:
             Unavailable: The process does not answer in time, or has ended.
         """
-        await self.connect()
+        self.start()
         number = next(self._numbers)
         head = {"kind": "call", "id": number, "operation": operation, "arguments": arguments}
-        result = self._calls[number] = asyncio.get_running_loop().create_future()
+        frame = encode_frame(head, body)
+        result: asyncio.Future[tuple[int, bytes]] = asyncio.get_running_loop().create_future()
+        self._calls[number] = frame, result
         try:
-            if self.send(encode_frame(head, body)) is None:
-                return await asyncio.wait_for(result, CALL_TIMEOUT_S)
-        except (TimeoutError, asyncio.TimeoutError):
-            pass
+            if not self._is_closed and self.send(frame) != "slow":
+                await asyncio.wait([result], timeout=CALL_TIMEOUT_S)
         finally:
             del self._calls[number]
+        if result.done() and not result.cancelled():
+            return result.result()
         raise Unavailable(
             f"The monitor process does not answer{f': {self.problem}' if self.problem else ''}. Try"
             " again later.",
             retry_after=10,
         )
 
-    async def close(self) -> None:
-        """Let the process store everything and end; after a limit, kill it."""
-        self._closing.set()
-        self._connected.set()
+    def close(self) -> None:
+        """Let the process store everything and end; after a limit, it is killed."""
+        if self._task is not None and not self._is_closed:
+            self._task.cancel()
+        self._is_closed = True
+        if self._stdin is None:
+            self._end_calls()
+
+    async def wait_closed(self) -> None:
         if self._task is not None:
-            await self._task
+            await asyncio.wait([self._task])
 
     async def _run(self) -> None:
-        failures = 0
-        while not self._closing.is_set():
-            begin, lock = time.monotonic(), None
+        pause = PAUSE_S
+        while not self._is_closed:
+            begin = time.monotonic()
             try:
-                lock = self._lock()
-                problem = await self._run_process()
-                failures = 0 if time.monotonic() - begin > HEALTHY_S else failures + 1
+                with self._lock():
+                    problem = f"it has ended with the code {await self._run_process()}"
             except (OSError, CacheError) as error:
                 problem = f"it cannot be started: {error}"
-            finally:
-                if lock is not None:
-                    lock.close()
-            if problem != self.problem and not self._closing.is_set():
+            if problem != self.problem:
                 logger.warning("the monitor process: %s; it is started again", problem)
             self.problem = problem
-            await wait_for_event(self._closing, min(PAUSE_S * 2**failures, MAX_PAUSE_S))
+            if time.monotonic() - begin > HEALTHY_S:
+                pause = PAUSE_S
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, MAX_PAUSE_S)
 
-    def _lock(self) -> FileLock | None:
-        """Lock the store.
+    @contextmanager
+    def _lock(self) -> Iterator[None]:
+        """Hold the lock of the store.
 
         Raises:
             OSError, CacheError: It cannot be locked.
         """
         if self._lock_path is None:
-            return None
+            yield
+            return
         private_directory(self._lock_path.parent)
-        lock = FileLock(self._lock_path)
-        if not lock.lock_exclusive(wait=False):
-            lock.close()
-            raise OSError(errno.EBUSY, "another server uses monitor_store", str(self._lock_path))
-        return lock
+        with closing(FileLock(self._lock_path)) as lock:
+            if not lock.lock_exclusive(wait=False):
+                raise OSError(f"another server uses monitor_store ({self._lock_path})")
+            yield
 
-    async def _run_process(self) -> str:
-        """Run a process from start to end, and return why it ended."""
+    async def _run_process(self) -> int:
+        """Run a process until it ends, or until this task is cancelled; return its code."""
         process = await asyncio.create_subprocess_exec(
             *self._command,
             stdin=PIPE,
@@ -165,31 +174,29 @@ class MonitorChannel:
         assert stdin is not None
         assert stdout is not None
         assert stderr is not None
-        self._stdin = stdin
         stdin.writelines(self._announcements())
-        self._connected.set()
-        reading = asyncio.ensure_future(self._read(stdout))
-        logging_ = asyncio.ensure_future(_log_lines(stderr))
-        closing = asyncio.ensure_future(self._closing.wait())
-        await asyncio.wait([reading, closing], return_when=asyncio.FIRST_COMPLETED)
-        closing.cancel()
-        self._stdin, self.is_up = None, False
-        if not self._closing.is_set():
-            self._connected.clear()
-        stdin.close()
+        stdin.writelines(frame for frame, _ in self._calls.values())
+        self._stdin, self._kill, self._slow_since = stdin, process.kill, None
+        reading = asyncio.gather(self._read(stdout), _log_lines(stderr))
         try:
-            await asyncio.wait_for(process.wait(), CLOSE_TIMEOUT_S)
-        except (TimeoutError, asyncio.TimeoutError):
-            process.kill()
-        code = await process.wait()
-        for error in await asyncio.gather(reading, logging_, return_exceptions=True):
-            if error is not None:
-                logger.error("the monitor process sent no frame", exc_info=error)
-        for call in self._calls.values():
-            if not call.done():
-                text = "The monitor process has ended before it answered. Try again."
-                call.set_exception(Unavailable(text, retry_after=2))
-        return f"it has ended with the code {code}"
+            await asyncio.shield(reading)
+        except Exception:
+            logger.exception("the monitor process sent no frame")
+        finally:
+            self._stdin, self.is_up = None, False
+            stdin.close()
+            ending = asyncio.ensure_future(process.wait())
+            await asyncio.wait([ending], timeout=CLOSE_TIMEOUT_S)
+            if not ending.done():
+                process.kill()
+            code = await ending
+            await asyncio.wait([reading])
+            self._end_calls()
+        return code
+
+    def _end_calls(self) -> None:
+        for _, result in self._calls.values():
+            result.cancel()
 
     async def _read(self, stdout: asyncio.StreamReader) -> None:
         """Read the frames of a process until it ends."""
@@ -200,12 +207,13 @@ class MonitorChannel:
                 raise ValueError(f"a frame of {max(head_size, size)} bytes")
             head = json.loads(await stdout.readexactly(head_size))
             body = await stdout.readexactly(size)
+            self._slow_since = None
             if head["kind"] == "ready":
                 self.is_up, self.problem = True, head["problem"]
             elif head["kind"] == "state":
                 self._on_states([VersionState(**state) for state in head["states"]])
-            elif (call := self._calls.get(head["id"])) is not None and not call.done():
-                call.set_result((head["status"], body))
+            elif head["id"] in self._calls:
+                self._calls[head["id"]][1].set_result((head["status"], body))
 
 
 async def _log_lines(stderr: asyncio.StreamReader) -> None:

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from importlib.util import find_spec
+from contextlib import AbstractAsyncContextManager
 
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
-from tsx_runtime.errors import BadRequest, SettingError
 from tsx_runtime.feature import Families, Feature, Labels, ServerApp
 from tsx_runtime.features.monitor.manager import MonitorManager
 from tsx_runtime.features.monitor.metrics import MonitoredQuality, add_process, add_state
-from tsx_runtime.features.monitor.settings import INSTALL, PACKAGES, MonitorModelSettings
+from tsx_runtime.features.monitor.settings import MonitorModelSettings, check_packages
 
 
 class MonitorFeature(Feature):
@@ -22,24 +18,19 @@ class MonitorFeature(Feature):
         super().__init__(registry)
         self.manager = MonitorManager(registry)
         registry.quality_source = MonitoredQuality(self.manager)
-        self._ending: asyncio.Task[None] | None = None
-        models = registry.settings.models
-        configured = [name for name in models if MonitorModelSettings.of(models, name).monitor]
-        if configured and not all(map(find_spec, PACKAGES)):
-            raise SettingError(f"monitor of [models.{configured[0]}] {INSTALL}")
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        if version.config.monitor and not all(map(find_spec, PACKAGES)):
-            raise BadRequest(f"monitor in the model-config.yaml of {version.name} {INSTALL}")
+        setting = MonitorModelSettings.of(self.registry.settings.models, version.name).monitor
+        if version.config.monitor if setting is None else setting:
+            check_packages(f"monitor of model {version.name}")
         return None
 
     def open(self) -> None:
         self.manager.enable()
 
-    @asynccontextmanager
-    async def running(self) -> AsyncIterator[None]:
+    def running(self) -> AbstractAsyncContextManager[None]:
         self.manager.enable()  # Platforms such as SageMaker call only this.
-        yield
+        return super().running()
 
     def add_routes(self, app: ServerApp) -> None:
         from tsx_runtime.features.monitor import routes  # imports FastAPI
@@ -62,7 +53,8 @@ class MonitorFeature(Feature):
         add_process(families, self.manager, host)
 
     def hand_over(self) -> None:
-        self._ending = self.manager.end()
+        self.manager.end()
 
     async def close(self) -> None:
-        await (self._ending or self.manager.end())
+        self.manager.end()
+        await self.manager.channel.wait_closed()

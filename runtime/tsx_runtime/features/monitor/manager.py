@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import re
+import socket
 import sys
 import time
 from collections import Counter
@@ -13,24 +13,19 @@ from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
-
-from pydantic import ValidationError
 
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER
 from tsx_archiver.monitor.config import HEADER_PREFIX, MonitorConfig
+from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime.core.models.model import ModelVersion
+from tsx_runtime.core.registry.model_parts import configured_part
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import Conflict
 from tsx_runtime.features.monitor.channel import MonitorChannel
 from tsx_runtime.features.monitor.messages import VersionState, encode_frame
-from tsx_runtime.features.monitor.settings import (
-    POSTGRES,
-    MonitorModelSettings,
-    MonitorSettings,
-    store_location,
-)
+from tsx_runtime.features.monitor.settings import MonitorSettings, store_location
+from tsx_runtime.settings.fields import POSTGRES
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
@@ -94,23 +89,23 @@ class MonitorManager:
 
     def __init__(self, registry: Registry) -> None:
         settings = MonitorSettings.of(registry.settings)
-        store = store_location(settings.monitor_store, registry.state.directory)
         self.registry = registry
         self.samplers: dict[str, RequestSampler] = {}  # by the names of the monitored models
         self.states: dict[tuple[str, str], VersionState] = {}  # by model and version
         self._is_enabled = False
         # What the process was told about each version, without and with the baseline.
         self._announced: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}
-        self._registered: WeakKeyDictionary[ModelVersion, float] = WeakKeyDictionary()
-        self._has_store = store is not None
-        self._file = None if store is None or store.startswith(POSTGRES) else Path(store)
-        command = [*COMMAND, "--retention", str(settings.monitor_retention)]
+        self._store = store = store_location(settings.monitor_store, registry.state.directory)
+        self._is_file = store is not None and not store.startswith(POSTGRES)
+        # Servers that share a database have different addresses.
+        instance = f"{socket.gethostname()} {registry.settings.inference_address}"
+        command = [*COMMAND, "--retention", str(settings.monitor_retention), "--instance", instance]
         if settings.monitor_events_url is not None:
             command += ["--events", settings.monitor_events_url]
         self.channel = MonitorChannel(
             command,
             os.environ | ({} if store is None else {STORE_VARIABLE: store}),
-            None if self._file is None else self._file.with_name(f"{self._file.name}.lock"),
+            Path(f"{store}.lock") if self._is_file else None,
             lambda: [frame for _, frame in self._announced.values()],
             self._on_states,
         )
@@ -120,7 +115,7 @@ class MonitorManager:
         if not self._is_enabled:
             self._is_enabled = True
             self.registry.traffic_manager.on_traffic.append(self._update)
-            self.registry.on_readiness.append(self._announce_all)
+            self.registry.on_readiness.append(self._announce)
             for name in self.registry.models:
                 self._update(name)
 
@@ -152,105 +147,81 @@ class MonitorManager:
             Conflict: There are none.
         """
         sampler = self.find(name)
-        if not self._has_store:
+        if self._store is None:
             raise Conflict(
                 "There is no place for answers. Set monitor_store, or set state_dir to a directory."
             )
-        if sampler is None and self._file is not None and not self._file.exists():
+        if sampler is None and self._is_file and not Path(self._store).exists():
             raise Conflict(
                 f"Model {name} is not monitored, so no answers are stored. Turn it on: tsx models"
                 f" monitor {name}, or PUT /models/{name}/monitor"
             )
 
-    def end(self) -> asyncio.Task[None]:
-        """Stop monitoring; the task ends once the process has stored everything."""
+    def end(self) -> None:
+        """Stop monitoring; the process then stores everything and ends."""
         self._is_enabled = False
         for name in list(self.samplers):
-            self._stop(name)
-        return asyncio.get_running_loop().create_task(self.channel.close())
-
-    def _config_of(self, name: str) -> MonitorConfig | None:
-        model = self.registry.models.get(name)
-        if model is None or not self._is_enabled:
-            return None
-        saved = self.registry.state.load(name).get("monitor")
-        if saved is not None:
-            try:
-                return MonitorConfig.model_validate(saved) if saved else None
-            except ValidationError as error:
-                logger.warning("model %s: its saved monitoring cannot be used: %s", name, error)
-        setting = MonitorModelSettings.of(self.registry.settings.models, name).monitor
-        if setting is not None:
-            return setting or None
-        versions = [model.versions[model.default], *model.versions.values()]
-        return next(filter(None, (version.config.monitor for version in versions)), None)
+            self._update(name)
+        self.channel.close()
 
     def _update(self, name: str) -> None:
         """Start or stop to monitor a model after it, its configuration or its versions changed."""
-        config, sampler = self._config_of(name), self.samplers.get(name)
-        if sampler is not None and sampler.config != config:
-            self._stop(name)
-        if config is not None and name not in self.samplers:
-            sampler = self.samplers[name] = RequestSampler(config, self.channel)
-            self.registry.traffic_manager.observe(name, sampler)
+        config = self._is_enabled and configured_part(self.registry, name, "monitor", MonitorConfig)
+        sampler, traffic = self.samplers.get(name), self.registry.traffic_manager
+        if sampler is not None and not config:
+            traffic.unobserve(name, self.samplers.pop(name))
+        elif config and sampler is None:
+            self.samplers[name] = RequestSampler(config, self.channel)
+            traffic.observe(name, self.samplers[name])
             self.channel.start()
             logger.info("model %s: %g %% of its requests are monitored", name, config.share)
-        self._announce(name)
+        elif sampler is not None and config:
+            sampler.config = config
+            self._announce()
 
-    def _stop(self, name: str) -> None:
-        self.registry.traffic_manager.unobserve(name, self.samplers.pop(name))
-        self._announce(name)
+    def _announce(self) -> None:
+        """Tell the process what has changed in the monitored versions.
 
-    def _announce_all(self) -> None:
-        for name in self.samplers:
-            self._announce(name)
-
-    def _announce(self, name: str) -> None:
-        """Tell the process what has changed in the versions of a model."""
-        sampler, model = self.samplers.get(name), self.registry.models.get(name)
-        versions = model.versions if sampler is not None and model is not None else {}
-        for key in [key for key in self._announced if key[0] == name and key[1] not in versions]:
-            del self._announced[key]
-            self.states.pop(key, None)
-            self.channel.send(encode_frame({"kind": "end", "model": name, "version": key[1]}))
-        if sampler is None:
-            return
-        config, state = sampler.config, self.registry.state
-        fields = [path for version in versions.values() for path in version.monitor_fields]
-        sampler.header = header_pattern(
-            [*fields, *(config.fields or ()), *config.groups, config.key or ""]
-        )
-        recordings = state.directory and str((state.directory / "recordings" / name).absolute())
-        for number, version in versions.items():
-            head = {
-                "kind": "version",
-                "model": name,
-                "version": number,
-                "config": config.model_dump(mode="json"),
-                "fields": version.monitor_fields,
-                "signature": version.signature and version.signature.input,
-                "registered": self._registered.setdefault(version, time.time()),
-                "recording": self._is_recorded(name),
-                "recordings": recordings,
-            }
-            if self._announced.get((name, number), ({}, b""))[0] != head:
-                frame = encode_frame(head, _read_baseline(version))
-                if self.channel.send(frame) != "slow":
+        This is called after each change of versions and of observers of requests.
+        """
+        registry, directory = self.registry, self.registry.state.directory
+        ended = set(self._announced)
+        for name, sampler in self.samplers.items():
+            config, model = sampler.config, registry.models.get(name)
+            versions = model.versions if model is not None else {}
+            fields = [path for version in versions.values() for path in version.monitor_fields]
+            sampler.header = header_pattern(
+                [*fields, *(config.fields or ()), *config.groups, config.key or ""]
+            )
+            recording = configured_part(registry, name, "record", RecordingConfig)
+            recordings = directory and str((directory / "recordings" / name).absolute())
+            for number, version in versions.items():
+                announced, _ = self._announced.get((name, number), ({}, b""))
+                head = {
+                    "kind": "version",
+                    "model": name,
+                    "version": number,
+                    "config": config.model_dump(mode="json"),
+                    "fields": version.monitor_fields,
+                    "signature": version.signature and version.signature.input,
+                    "registered": announced.get("registered") or time.time(),
+                    "recording": recording is not None,
+                    "recordings": recordings,
+                }
+                ended.discard((name, number))
+                if announced != head:
+                    frame = encode_frame(head, _read_baseline(version))
                     self._announced[name, number] = head, frame
-
-    def _is_recorded(self, name: str) -> bool:
-        """Tell whether requests are recorded, by the API, the settings, or else an archive."""
-        saved = self.registry.state.load(name).get("record")
-        if saved is not None:
-            return bool(saved)
-        versions = self.registry.models[name].versions.values()
-        setting = getattr(self.registry.settings.models.get(name), "record", None)
-        return setting is not None or any(version.config.record for version in versions)
+                    self.channel.send(frame, can_drop=False)
+        for name, number in ended:
+            del self._announced[name, number]
+            self.states.pop((name, number), None)
+            frame = encode_frame({"kind": "end", "model": name, "version": number})
+            self.channel.send(frame, can_drop=False)
 
     def _on_states(self, states: list[VersionState]) -> None:
         by_key = {(state.model, state.version): state for state in states}
         self.states = {key: state for key, state in by_key.items() if key in self._announced}
-        self._announce_all()  # A recording may have begun or ended.
 
 
 def header_pattern(paths: Iterable[str]) -> re.Pattern[bytes]:

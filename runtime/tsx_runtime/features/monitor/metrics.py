@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import time
+from contextlib import suppress
 
 from tsx_runtime.core.comparison.means import MetricCounts
 from tsx_runtime.core.comparison.quality import VersionQuality
@@ -17,8 +17,6 @@ from tsx_runtime.features.monitor.messages import VersionState
 MAX_FIELDS = 50  # fields of a version in `/metrics`, those with the largest drift
 FRESH_S = 5.0  # A newer quality is not computed again.
 MAX_QUALITIES = 1000  # qualities that are remembered
-
-logger = logging.getLogger("tsx.monitor")
 
 
 def add_state(families: Families, state: VersionState, labels: Labels) -> None:
@@ -60,8 +58,8 @@ class MonitoredQuality:
 
     def __init__(self, manager: MonitorManager) -> None:
         self._manager = manager
-        self._qualities: dict[tuple[str, str, float], VersionQuality] = {}
-        self._asked: dict[tuple[str, str, float], float] = {}  # time.monotonic() of the last call
+        # The time.monotonic() of the last call, and the last result.
+        self._known: dict[tuple[str, str, float], tuple[float, VersionQuality | None]] = {}
         self._tasks = TaskGroup()
 
     def is_monitored(self, model: str) -> bool:
@@ -69,22 +67,20 @@ class MonitoredQuality:
 
     def quality_of(self, model: str, version: str, since: float) -> VersionQuality | None:
         key, now = (model, version, since), time.monotonic()
-        if now - self._asked.get(key, -FRESH_S) >= FRESH_S:
-            if len(self._asked) >= MAX_QUALITIES:
-                self._asked.clear()
-                self._qualities.clear()
-            self._asked[key] = now
+        called, quality = self._known.get(key, (-FRESH_S, None))
+        if now - called >= FRESH_S:
+            if len(self._known) >= MAX_QUALITIES:
+                self._known.clear()
+            self._known[key] = now, quality
             self._tasks.begin(self._read(*key))
-        return self._qualities.get(key)
+        return quality
 
     async def _read(self, model: str, version: str, since: float) -> None:
         arguments = {"model": model, "version": version, "since": since}
-        try:
+        with suppress(Unavailable):  # The channel logs why.
             status, body = await self._manager.channel.call("quality", arguments)
-        except Unavailable as error:
-            logger.warning("model %s: its quality is not known: %s", model, error.message)
-            return
-        if status == 200:
-            facts = json.loads(body)
-            counts = {name: MetricCounts(**facts[name]) for name in ("accuracy", "error")}
-            self._qualities[model, version, since] = VersionQuality(**facts | counts)
+            if status == 200:
+                facts = json.loads(body)
+                counts = {name: MetricCounts(**facts[name]) for name in ("accuracy", "error")}
+                quality = VersionQuality(**facts | counts)
+                self._known[model, version, since] = time.monotonic(), quality

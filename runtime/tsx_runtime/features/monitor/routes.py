@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from importlib.util import find_spec
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.api.management.schemas import parameters_of
-from tsx_runtime.api.messages import read_body
-from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.features.monitor.manager import MonitorManager
 from tsx_runtime.features.monitor.report import Contest, FeedbackResult, MonitorReport
-from tsx_runtime.features.monitor.settings import INSTALL, PACKAGES
+from tsx_runtime.features.monitor.settings import check_packages
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
-from tsx_runtime.http.routes.responses import json_answer, read_object
+from tsx_runtime.http.routes.responses import json_answer, read_limited, read_object
 
 MAX_FEEDBACK_BYTES = 16 << 20
 CONFIG_EXAMPLE = '{"share": "5%"}'
@@ -35,23 +32,18 @@ FEEDBACK_EXAMPLE = [
 CONTEST_EXAMPLE = {"state": "corrected", "response": "It is a dog.", "truth": "dog"}
 
 
-def _body(schema: dict[str, Any], example: Any) -> dict[str, Any]:
-    content = {"application/json": {"schema": schema, "example": example}}
-    return {"requestBody": {"required": True, "content": content}}
-
-
 def build_router(manager: MonitorManager, limit: int) -> APIRouter:
     """Build the management routes; `limit` is the largest body in bytes."""
     router = APIRouter(tags=["monitoring"])
     errors = openapi.failures(400, 404, 409, 503)
     options: dict[str, Any] = {"response_model": MonitorReport, "responses": errors}
 
-    def describe(model: str) -> Response:
+    @router.get(PATH, summary="Report on drift, quality and groups", **options)
+    async def report(model: ModelName) -> Response:
         sampler = manager.find(model)
-        facts = {} if sampler is None else {"config": sampler.config}
-        return json_answer(
-            MonitorReport.model_validate({"model": model, "monitoring": bool(facts), **facts})
-        )
+        if sampler is None:
+            return json_answer(MonitorReport(model=model, monitoring=False))
+        return await _pass_on(manager, "report", model, dropped=sampler.dropped)
 
     @router.put(
         PATH,
@@ -62,23 +54,14 @@ def build_router(manager: MonitorManager, limit: int) -> APIRouter:
     async def start(model: ModelName, request: Request) -> Response:
         values = await read_object(request, limit, CONFIG_EXAMPLE)
         config = parameters_of(MonitorConfig, values)
-        if not all(map(find_spec, PACKAGES)):
-            raise BadRequest(f"Monitoring {INSTALL}")
+        check_packages("Monitoring")
         manager.set(model, config)
-        await manager.channel.connect()
-        return describe(model)
-
-    @router.get(PATH, summary="Report on drift, quality and groups", **options)
-    async def report(model: ModelName) -> Response:
-        sampler = manager.find(model)
-        if sampler is None:
-            return describe(model)
-        return await _pass_on(manager, "report", model, dropped=sampler.dropped)
+        return await report(model)
 
     @router.delete(PATH, summary="Stop monitoring", **options)
     async def stop(model: ModelName) -> Response:
         manager.set(model, None)
-        return describe(model)
+        return await report(model)
 
     @router.get(
         f"{PATH}/contests",
@@ -99,12 +82,12 @@ def build_router(manager: MonitorManager, limit: int) -> APIRouter:
         summary="Answer a contest",
         response_model=Contest,
         responses=errors | openapi.failures(413),
-        openapi_extra=_body({"type": "object"}, CONTEST_EXAMPLE),
+        openapi_extra=openapi.json_body({"type": "object"}, CONTEST_EXAMPLE),
     )
     async def answer_contest(
         model: ModelName, id: Annotated[str, Path(description="of the contest")], request: Request
     ) -> Response:
-        body = await read_body(request.scope, request.receive, limit)
+        body = await read_limited(request, limit)
         return await _pass_on(manager, "answer_contest", model, body, id=id)
 
     @router.get(f"{PATH}/worst", summary="List the answers that were most wrong", responses=errors)
@@ -137,17 +120,10 @@ def build_feedback_router(manager: MonitorManager, limit: int) -> APIRouter:
         summary="Report the truth of answers, or contest one",
         response_model=FeedbackResult,
         responses=openapi.failures(400, 401, 404, 409, 413, 503),
-        openapi_extra=_body(FEEDBACK, FEEDBACK_EXAMPLE),
+        openapi_extra=openapi.json_body(FEEDBACK, FEEDBACK_EXAMPLE),
     )
     async def feedback(model: ModelName, request: Request) -> Response:
-        try:
-            body = await read_body(request.scope, request.receive, limit)
-        except PayloadTooLarge as error:
-            text = (
-                f"Feedback may have at most {limit} bytes, the smaller of 16 MiB and"
-                " max_request_size. Send the list in parts."
-            )
-            raise PayloadTooLarge(text, more=error.more) from None
+        body = await read_limited(request, limit, "Feedback", "16 MiB")
         return await _pass_on(manager, "feedback", model, body)
 
     return router

@@ -2,30 +2,39 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from tsx_archiver.monitor.config import MonitorConfig
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.settings.fields import (
+    POSTGRES,
+    SQLITE,
     FeatureModelSettings,
     FeatureSettings,
     Secret,
+    check_store,
     table_or_flag,
 )
 from tsx_runtime.settings.model_limits import Accepts, Seconds
 
-SQLITE = "sqlite:///"
-POSTGRES = ("postgresql://", "postgres://")
 PACKAGES = ("scipy", "sqlalchemy")
-INSTALL = "needs the extra monitor, which is not installed: pip install 'tsx-serve[monitor]'"
 
 
-def _check_store(value: str) -> str:
-    if not value or "\0" in value or ("://" in value and not value.startswith((SQLITE, *POSTGRES))):
-        raise ValueError("it names no store")
-    return value
+def check_packages(subject: str) -> None:
+    """Check that the packages of the monitor process are installed.
+
+    Raises:
+        BadRequest: They are not; `subject` is what needs them.
+    """
+    if not all(map(find_spec, PACKAGES)):
+        raise BadRequest(
+            f"{subject} needs the extra monitor, which is not installed: pip install"
+            " 'tsx-serve[monitor]'"
+        )
 
 
 MonitorSetting = Annotated[
@@ -39,7 +48,7 @@ class MonitorSettings(FeatureSettings):
     monitor_store: Annotated[
         Annotated[
             str,
-            AfterValidator(_check_store),
+            AfterValidator(check_store),
             Accepts("a file, sqlite:///FILE, or postgresql://USER:PASSWORD@HOST/DATABASE"),
         ]
         | None,

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager
 
-from tsx_runtime.core.concurrency.periodic import running
+from tsx_runtime.core.concurrency.periodic import repeat, running
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.feature import Feature, ServerApp
 from tsx_runtime.features.recording.manager import RecordingManager
-from tsx_runtime.features.recording.settings import RecordingSettings
 
 
 class RecordingFeature(Feature):
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
-        settings = registry.settings
-        self.recorders = RecordingManager(
-            registry.traffic_manager,
-            registry.state,
-            RecordingSettings.of(settings),
-            settings.models,
-            settings.s3_endpoint_url,
-        )
+        self.recorders = RecordingManager(registry)
 
     def add_routes(self, app: ServerApp) -> None:
         if "management" in app.roles:
@@ -34,7 +26,9 @@ class RecordingFeature(Feature):
             )
 
     def running(self) -> AbstractAsyncContextManager[None]:
-        return running("recordings are not uploaded", self.recorders.upload_repeatedly())
+        recorders = self.recorders
+        upload = repeat(recorders.upload_interval / 4, recorders.upload)
+        return running("recordings are not uploaded", upload)
 
     async def before_freeze(self, seconds: float, *, ends: bool) -> None:
         await self.recorders.before_freeze(seconds, ends=ends)

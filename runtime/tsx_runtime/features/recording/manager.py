@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
 from pathlib import Path
 
-from pydantic import BaseModel, ValidationError
-
 from tsx_archiver.monitor.recording import RecordingConfig
-from tsx_runtime.core.concurrency.events import wait_for_event
 from tsx_runtime.core.concurrency.task_group import TaskGroup
-from tsx_runtime.core.persistence import StateStore
-from tsx_runtime.core.traffic.manager import TrafficManager
+from tsx_runtime.core.registry.model_parts import configured_part
+from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.errors import Conflict
 from tsx_runtime.features.recording.recorder import HeaderFilter, Recorder
 from tsx_runtime.features.recording.segments import Segments, StoredSize
-from tsx_runtime.features.recording.settings import RecordingModelSettings, RecordingSettings
+from tsx_runtime.features.recording.settings import RecordingSettings
 from tsx_runtime.features.recording.upload import RecordingUploader
 
 MAX_FROZEN_BYTES = 1_000_000  # recorded bytes that may be lost with a frozen process
@@ -28,29 +24,19 @@ logger = logging.getLogger("tsx.recording")
 class RecordingManager:
     """The recordings of all models, at most one per model; used only in the event loop."""
 
-    def __init__(
-        self,
-        traffic: TrafficManager,
-        state: StateStore,
-        settings: RecordingSettings,
-        models: Mapping[str, BaseModel],
-        s3_endpoint: str | None,
-    ) -> None:
-        """Begin each saved or configured recording when its model is registered.
-
-        `models` are the settings of models by their names.
-        """
-        self._traffic = traffic
-        self._state = state
-        self._models = models
+    def __init__(self, registry: Registry) -> None:
+        """Begin each saved or configured recording when its model is registered."""
+        settings = RecordingSettings.of(registry.settings)
+        self.upload_interval = settings.record_upload_interval
+        self._registry = registry
+        self._traffic = registry.traffic_manager
+        self._state = registry.state
         self._filter = HeaderFilter(settings.record_headers)
-        self._interval = settings.record_upload_interval
-        url = settings.record_url
-        self._uploader = None if url is None else RecordingUploader(url, s3_endpoint)
-        self._file_ended = asyncio.Event()
+        url, endpoint = settings.record_url, registry.settings.s3_endpoint_url
+        self._uploader = None if url is None else RecordingUploader(url, endpoint)
         self._running: dict[str, Recorder] = {}
         self._ending = TaskGroup()
-        traffic.on_traffic.append(self._on_traffic)
+        self._traffic.on_traffic.append(self._on_traffic)
 
     def find(self, name: str) -> Recorder | None:
         """Return the active recording of a model, or None.
@@ -82,8 +68,8 @@ class RecordingManager:
         while name in self._running:
             await self._end(name)
         self._traffic.find(name)
-        self._begin(name, config)
         self._state.save(name, record=config.model_dump())
+        self._begin(name, config)
 
     async def stop(self, name: str, *, remove: bool = False) -> None:
         """End the recording of a model; its files stay unless `remove` is set.
@@ -92,25 +78,19 @@ class RecordingManager:
             ModelNotFound: No model has this name.
         """
         self._traffic.find(name)
-        # False keeps a configured recording from starting again.
-        self._state.save(name, record=None if self._configured(name) is None else False)
+        self._state.save(name, record=False)
         await self._end(name)
         directory = self.directory(name)
         if remove and directory is not None:
             await asyncio.to_thread(Segments(directory, name, 0, 0).remove)
 
-    async def upload_repeatedly(self) -> None:
-        """Upload files when they are full, and recorded requests within `record_upload_interval`.
+    async def upload(self) -> None:
+        """Upload what would wait longer than `record_upload_interval` at the next call.
 
-        This ends only by a cancellation.
+        This is called four times in each interval.
         """
-        while self._uploader is not None:
-            await wait_for_event(self._file_ended, self._interval / 4)
-            self._file_ended.clear()
-            recorders = self._running.values()
-            await asyncio.gather(
-                *(recorder.upload(self._interval * 3 / 4) for recorder in recorders)
-            )
+        min_age = self.upload_interval * 3 / 4
+        await asyncio.gather(*(recorder.upload(min_age) for recorder in self._running.values()))
 
     async def before_freeze(self, seconds: float, *, ends: bool) -> None:
         """Upload what has waited for `record_upload_interval`, or all if the process ends.
@@ -120,7 +100,7 @@ class RecordingManager:
         uploads = [
             asyncio.ensure_future(recorder.upload())
             for recorder in self._running.values()
-            if ends or recorder.has_waiting(self._interval, MAX_FROZEN_BYTES)
+            if ends or recorder.has_waiting(self.upload_interval, MAX_FROZEN_BYTES)
         ]
         if uploads:
             await asyncio.wait(uploads, timeout=seconds)
@@ -144,33 +124,17 @@ class RecordingManager:
             if name in self._running:
                 self._ending.begin(self._end(name))
         elif name not in self._running:
-            config = self._configured(name)
-            saved = self._state.load(name).get("record")
-            try:
-                if saved:
-                    config = RecordingConfig.model_validate(saved)
-            except ValidationError as error:
-                logger.warning("model %s: its saved recording cannot be resumed: %s", name, error)
-            if config is not None and saved is not False:
+            config = configured_part(self._registry, name, "record", RecordingConfig)
+            if config is not None:
                 self._begin(name, config)
-
-    def _configured(self, name: str) -> RecordingConfig | None:
-        """Return the recording in the settings of a model, or else in its archive."""
-        setting = RecordingModelSettings.of(self._models, name).record
-        if setting is not None:
-            return setting or None
-        versions = self._traffic.models[name].versions.values()
-        in_archives = (version.config.record for version in versions)
-        return next(filter(None, in_archives), None)
 
     def _begin(self, name: str, config: RecordingConfig) -> None:
         directory = self.directory(name)
         if directory is None:
             logger.warning("model %s is not recorded: set state_dir to a directory", name)
             return
-        recorder = self._running[name] = Recorder(
-            name, config, directory, self._filter, self._uploader, self._file_ended.set
-        )
+        recorder = Recorder(name, config, directory, self._filter, self._uploader)
+        self._running[name] = recorder
         self._traffic.observe(name, recorder)
         logger.info(
             "model %s: %g %% of its requests are recorded in %s", name, config.share, directory

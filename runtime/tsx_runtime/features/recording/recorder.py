@@ -9,17 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 from urllib.parse import unquote_plus
 
 from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime import wire
+from tsx_runtime.core.concurrency.task_group import TaskGroup
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.features.recording.segments import Segments, StoredSize
@@ -59,8 +61,6 @@ _REPLAY_HEADERS = frozenset(
         "x-tsx-protocol",
     }
 )
-
-Result = TypeVar("Result")
 
 logger = logging.getLogger("tsx.recording")
 
@@ -124,9 +124,7 @@ class Recorder:
         directory: Path,
         headers: HeaderFilter,
         uploader: RecordingUploader | None = None,
-        on_file_end: Callable[[], None] = lambda: None,
     ) -> None:
-        """Record into a directory; `on_file_end` is called when a file is full."""
         self.config = config
         self.recorded = 0
         self.dropped: Counter[str] = Counter()  # number of requests by reason: slow, size or disk
@@ -136,13 +134,14 @@ class Recorder:
         self._filter = headers
         self._uploader = uploader
         self._upload_lock = asyncio.Lock()
-        self._on_file_end = on_file_end
+        self._uploads = TaskGroup()
         self._ended_files = 0
         self._segments = Segments(
             directory, name, config.max_size, config.max_age, uploads=uploader is not None
         )
         self._thread = ThreadPoolExecutor(1, "tsx-recording")
         self._loop = asyncio.get_running_loop()
+        self._in_thread = partial(self._loop.run_in_executor, self._thread)
         self._captured: deque[CapturedRequest] = deque()
         self._waiting = 0  # bytes that are captured and not written yet
         self._is_writing = False
@@ -200,10 +199,11 @@ class Recorder:
 
         After a failure, which `upload_problem` tells, the next call tries again.
         """
-        if self._uploader is None:
-            return
         self._write()
         async with self._upload_lock:
+            if self._uploader is None:
+                return
+            problem = None
             try:
                 # The time is that after the captured requests have been written.
                 files = await self._in_thread(
@@ -213,12 +213,10 @@ class Recorder:
                     await asyncio.to_thread(self._uploader.upload, file, self._name)
                     await self._in_thread(self._segments.mark_uploaded, file)
             except OSError as error:
-                problem = str(error)
                 if self.upload_problem is None:
                     logger.warning("model %s: recordings wait for an upload: %s", self._name, error)
-                self.upload_problem = problem
-            else:
-                self.upload_problem = None
+                problem = str(error)
+            self.upload_problem = problem
 
     async def stored_size(self) -> StoredSize:
         return await self._in_thread(self._segments.stored_size)
@@ -231,11 +229,10 @@ class Recorder:
         self._sweep_timer.cancel()
         self._write()
         await self.upload()
-        await self._in_thread(self._segments.close)
-        self._thread.shutdown(wait=False)
-
-    async def _in_thread(self, call: Callable[..., Result], *arguments: object) -> Result:
-        return await self._loop.run_in_executor(self._thread, call, *arguments)
+        async with self._upload_lock:
+            self._uploader = None
+            await self._in_thread(self._segments.close)
+            self._thread.shutdown(wait=False)
 
     def _write(self) -> None:
         batch, self._captured = self._captured, deque()
@@ -309,7 +306,7 @@ class Recorder:
             self.problem = None
         if self._segments.ended != self._ended_files:
             self._ended_files = self._segments.ended
-            self._on_file_end()
+            self._uploads.begin(self.upload(math.inf))
         self._write()
 
     def _sweep(self) -> None:

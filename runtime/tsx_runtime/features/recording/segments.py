@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import calendar
 import itertools
-import json
 import logging
 import os
 import time
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from tsx_archiver.storage.atomic_file import write_atomically
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.recordings import SUFFIX, file_head
 
-UPLOADED = ".uploaded"  # the file with the names and sizes of the files that are uploaded
 FILES_PER_RECORDING = 8  # One file, an eighth of the recording, is removed at a time.
 
 logger = logging.getLogger("tsx.recording")
@@ -89,33 +86,27 @@ class Segments:
         if self.begin_time is not None and now - self.begin_time > self._max_age:
             self.close()
         files = [(file, file.stat()) for file in self._files()]
-        uploaded = self._uploaded() if self._uploads else {}
         total = sum(status.st_size for _, status in files)
         for file, status in files:
             if status.st_mtime < now - self._max_age or total + room > self._max_size:
-                if self._uploads and file.name not in uploaded:
+                if self._uploads and not _uploaded_mark(file).exists():
                     logger.warning("%s is removed, but was not uploaded to record_url", file)
-                file.unlink(missing_ok=True)
+                _remove(file)
                 total -= status.st_size
 
     def ended_files(self, now: float, min_age: float) -> list[Path]:
         """Return the files to upload, after the current one has ended if it is old enough."""
         if self.begin_time is not None and now - self.begin_time >= min_age:
             self.close()
-        uploaded = self._uploaded()
         return [
             file
             for file in self._files()
-            if file != self._path and file.stat().st_size != uploaded.get(file.name)
+            if file != self._path and not _uploaded_mark(file).exists()
         ]
 
     def mark_uploaded(self, file: Path) -> None:
         """Note that a file need not be uploaded again, not even by the next server."""
-        uploaded = self._uploaded() | {file.name: file.stat().st_size}
-        names = {existing.name for existing in self._files()}
-        text = json.dumps({name: size for name, size in uploaded.items() if name in names})
-        with write_atomically(self.directory / UPLOADED, mode=0o600, durable=False) as out:
-            out.write(text.encode())
+        _uploaded_mark(file).touch(0o600)
 
     def stored_size(self) -> StoredSize:
         files = self._files()
@@ -128,8 +119,7 @@ class Segments:
     def remove(self) -> None:
         self.close()
         for file in self._files():
-            file.unlink(missing_ok=True)
-        (self.directory / UPLOADED).unlink(missing_ok=True)
+            _remove(file)
         if self.directory.is_dir() and not any(self.directory.iterdir()):
             self.directory.rmdir()
 
@@ -142,13 +132,6 @@ class Segments:
     def _files(self) -> list[Path]:
         """Return the files, the oldest first."""
         return sorted(self.directory.glob(f"*{SUFFIX}"))
-
-    def _uploaded(self) -> dict[str, int]:
-        """Return the sizes of the uploaded files by their names."""
-        try:
-            return dict(json.loads((self.directory / UPLOADED).read_bytes()))
-        except (FileNotFoundError, ValueError, TypeError):
-            return {}
 
     def _begin(self, now: float, size: int) -> None:
         self.close()
@@ -185,6 +168,15 @@ def _write_all(out: BinaryIO, data: bytes) -> None:
     # A write may be partial, for example on a disk that is nearly full.
     while remaining:
         remaining = remaining[out.write(remaining) :]
+
+
+def _uploaded_mark(file: Path) -> Path:
+    return file.with_suffix(".uploaded")
+
+
+def _remove(file: Path) -> None:
+    _uploaded_mark(file).unlink(missing_ok=True)
+    file.unlink(missing_ok=True)
 
 
 def _start_time(file: Path) -> float | None:

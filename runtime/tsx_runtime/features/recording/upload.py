@@ -9,10 +9,6 @@ from pathlib import Path
 from typing import Any
 
 
-class UploadFailed(OSError):
-    """A file could not be uploaded."""
-
-
 class RecordingUploader:
     """Uploads files to `URL/MODEL/HOST-ID/FILE`; the ID differs for each start of a server."""
 
@@ -27,16 +23,16 @@ class RecordingUploader:
         """Upload a file; this blocks for at most half a minute if S3 does not answer.
 
         Raises:
-            UploadFailed: S3 refuses the file, or cannot be reached.
+            OSError: S3 refuses the file, or cannot be reached.
         """
         from boto3.exceptions import Boto3Error
-        from botocore.exceptions import BotoCoreError, ClientError
+        from botocore.exceptions import BotoCoreError
 
         key = f"{self._prefix}{model}/{self._source}/{file.name}"
         try:
             self._client.upload_file(str(file), self._bucket, key)
-        except (Boto3Error, BotoCoreError, ClientError) as error:
-            raise UploadFailed(f"s3://{self._bucket}/{key}: {error}") from error
+        except (Boto3Error, BotoCoreError) as error:
+            raise OSError(f"s3://{self._bucket}/{key}: {error}") from error
 
     @cached_property
     def _client(self) -> Any:

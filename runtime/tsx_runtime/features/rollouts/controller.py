@@ -427,14 +427,12 @@ class RolloutController:
     def _quality_problem(self, name: str) -> str:
         """Return why the quality of a model's versions is not known, or an empty string."""
         source = self._quality_source()
-        if source is None:
-            return "this server has no feature that monitors models"
-        if not source.is_monitored(name):
-            return (
-                f"model {name} is not monitored: PUT /models/{name}/monitor, or `tsx models"
-                f" monitor {name} --share 5%`"
-            )
-        return ""
+        if source is not None and source.is_monitored(name):
+            return ""
+        return (
+            f"model {name} is not monitored: PUT /models/{name}/monitor, or `tsx models"
+            f" monitor {name} --share 5%`"
+        )
 
     def _baseline(self, state: RolloutState) -> Counts:
         """Return the old version's counts, to which the new version's are compared.

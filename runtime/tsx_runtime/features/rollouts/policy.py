@@ -38,7 +38,6 @@ EARLY_ALPHA, FINAL_ALPHA = 0.0005, 0.025  # probability that one test gives a fa
 MIN_P99_REQUESTS = 400
 MAX_STEPS = 100
 SLOW_FRACTION = 0.01  # fraction of requests above the p99
-_GUARD = re.compile(r"\s*drift\s*<\s*(\d{1,3}(?:\.\d{1,6})?)\s*", re.ASCII)
 
 
 def _check_steps(steps: tuple[float, ...]) -> tuple[float, ...]:
@@ -52,7 +51,7 @@ def _check_steps(steps: tuple[float, ...]) -> tuple[float, ...]:
 
 
 def _check_guard(guard: str) -> str:
-    match = _GUARD.fullmatch(guard)
+    match = re.fullmatch(r"\s*drift\s*<\s*(\d{1,3}(?:\.\d{1,6})?)\s*", guard, re.ASCII)
     if match is None or not float(match[1]):
         raise ValueError(f"{guard!r} is not a guard such as drift<0.2")
     return f"drift<{match[1]}"
@@ -251,8 +250,6 @@ def decide(plan: RolloutPlan, step: StepObservation) -> Decision:
 
 def _test_quality(plan: RolloutPlan, step: StepObservation) -> tuple[str, str]:
     """Return which bound of the quality is broken, and what is not known yet, or empty texts."""
-    if plan.metric is None and plan.max_drift is None:
-        return "", ""
     if step.quality_problem:
         return "", step.quality_problem
     violations, missing = [], []

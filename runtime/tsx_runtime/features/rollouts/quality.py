@@ -26,6 +26,7 @@ from tsx_runtime.core.comparison.means import (
 from tsx_runtime.core.comparison.quality import Metric
 from tsx_runtime.core.comparison.significance import Z_95, wilson_interval
 
+MIN_SCALE = 1e-4  # No test is tuned to a smaller margin.
 DEFAULT_MARGINS: dict[Metric, float] = {"accuracy": 0.01, "mean_error": 0.05}
 
 
@@ -75,7 +76,11 @@ def compare_metric(
     limit = DEFAULT_MARGINS[metric] if margin is None else margin
     if not is_accuracy:
         limit *= old_counts.mean
-    scale = (limit or SCALE) if is_accuracy else error_scale(new_counts, old_counts)
+    scale = (
+        (limit if limit > MIN_SCALE else SCALE)
+        if is_accuracy
+        else error_scale(new_counts, old_counts)
+    )
     value, low, high = compare_means(new_counts, old_counts, scale=scale)
     # The gain is positive if the new version is better.
     gain, worst, best = (value, low, high) if is_accuracy else (-value, -high, -low)

@@ -132,7 +132,10 @@ def query_or_body(model: type[BaseModel]) -> dict[str, Any]:
 def body_of(model: type[BaseModel], example: object) -> dict[str, Any]:
     """Describe a JSON body that the route parses itself, to have better error messages."""
     schema = model.model_json_schema()
-    schema = _inline_definitions(schema, schema.pop("$defs", {}))
+    return json_body(_inline_definitions(schema, schema.pop("$defs", {})), example)
+
+
+def json_body(schema: dict[str, Any], example: object) -> dict[str, Any]:
     return {
         "requestBody": {
             "required": True,

@@ -31,7 +31,7 @@ async def read_parameters(request: Request, limit: int) -> dict[str, Any]:
         request.headers.get("content-type", "").partition(";")[0].strip().lower()
         == "application/json"
     ):
-        parameters |= _json_object(await _read(request, limit), limit)
+        parameters |= _json_object(await read_limited(request, limit), limit)
     return parameters
 
 
@@ -41,19 +41,26 @@ async def read_object(request: Request, limit: int, example: str) -> dict[str, A
     Raises:
         BadRequest: The body is empty or not a JSON object; the message shows `example`.
     """
-    body = await _read(request, limit)
+    body = await read_limited(request, limit)
     if not body.strip():
         raise BadRequest(f"The request has no body. It takes a JSON object such as {example}.")
     return _json_object(body, limit, example)
 
 
-async def _read(request: Request, limit: int) -> bytes:
+async def read_limited(
+    request: Request, limit: int, kind: str = "A body of the management API", cap: str = "1 MiB"
+) -> bytes:
+    """Read a body of at most `limit` bytes, the smaller of `cap` and max_request_size.
+
+    Raises:
+        PayloadTooLarge: It is larger; `kind` names it in the message.
+    """
     try:
         return await read_body(request.scope, request.receive, limit)
     except PayloadTooLarge as error:
         text = (
-            f"A body of the management API may have at most {limit} bytes, the smaller of 1 MiB and"
-            " max_request_size. Send less."
+            f"{kind} may have at most {limit} bytes, the smaller of {cap} and max_request_size."
+            " Send less."
         )
         raise PayloadTooLarge(text, more=error.more) from None
 

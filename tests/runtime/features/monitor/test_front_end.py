@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 import time
@@ -16,9 +17,8 @@ import pytest
 from tests.runtime.conftest import TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
 from tsx_archiver.monitor.config import MonitorConfig
-from tsx_runtime.core.persistence import StateStore
-from tsx_runtime.errors import BadRequest, SettingError, Unavailable
-from tsx_runtime.features.monitor import channel, feature, manager, routes
+from tsx_runtime.errors import BadRequest, Unavailable
+from tsx_runtime.features.monitor import channel, manager, settings
 from tsx_runtime.features.monitor.feature import MonitorFeature
 from tsx_runtime.features.monitor.settings import MonitorModelSettings
 
@@ -27,24 +27,45 @@ MONITOR = "/models/talker/monitor"
 pytestmark = pytest.mark.usefixtures("processes")
 
 
-@pytest.fixture(autouse=True)
-def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(manager, "COMMAND", (sys.executable, str(STAND_IN)))
+@pytest.fixture(scope="module", autouse=True)
+def stand_in() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manager, "COMMAND", (sys.executable, str(STAND_IN)))
+        yield
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store")
     config = "monitor: {share: 100%, key: 'header:x-own', windowSamples: 60}\n"
-    make_model(tmp_path / "talker.mar", TALKER)
-    make_model(tmp_path / "talker2.mar", TALKER, name="talker", version="2.0", config=config)
-    return tmp_path
+    make_model(path / "talker.mar", TALKER)
+    make_model(path / "talker2.mar", TALKER, name="talker", version="2.0", config=config)
+    make_model(
+        path / "typed.mar",
+        "class Handler:\n    monitor_fields = {'age': 'number', 'header:x-own': 'category'}\n"
+        "    signature = {'input': {'type': 'object'}}\n"
+        "    def initialize(self, context): pass\n"
+        "    def handle(self, data, context): return ['a'] * len(data)\n",
+        name="talker",
+        version="3.0",
+    )
+    return path
 
 
-@pytest.fixture
-def server(store: Path) -> Iterator[RunningServer]:
+@pytest.fixture(scope="module")
+def shared_server(stand_in: None, store: Path) -> Iterator[RunningServer]:
     with running_server(make_settings(store)) as server:
         server.register("talker.mar", initial_workers=1)
         yield server
+
+
+@pytest.fixture
+def server(shared_server: RunningServer) -> Iterator[RunningServer]:
+    """Return a server whose model is not monitored, and whose process remembers nothing."""
+    yield shared_server
+    shared_server.management.delete(MONITOR)
+    if monitor_processes():
+        shared_server.call(lambda: manager_of(shared_server).channel.call("clear", {}))
 
 
 def manager_of(server: RunningServer) -> manager.MonitorManager:
@@ -52,9 +73,10 @@ def manager_of(server: RunningServer) -> manager.MonitorManager:
 
 
 def put(server: RunningServer, **config: Any) -> Any:
+    """Turn monitoring on; the stand-in returns what it has received."""
     answer = server.management.put(MONITOR, json={"share": 100, **config})
     assert answer.status_code == 200, answer.text
-    return answer.json()
+    return answer.json()["heads"][-1]
 
 
 def report(server: RunningServer) -> Any:
@@ -86,15 +108,8 @@ def test_a_model_without_monitoring_starts_no_process(server: RunningServer) -> 
 
 
 def test_samples_carry_bodies_and_only_the_needed_headers(server: RunningServer) -> None:
-    assert put(server, groups="header:X-Own", minGroup=5)["config"] == {
-        "share": 100.0,
-        "groups": ["header:X-Own"],
-        "minGroup": 5,
-        "windowSamples": 1000,
-        "window": 3600.0,
-        "minDrift": 0.1,
-        "alarmRate": 0.05,
-    }
+    config = put(server, groups="header:X-Own", minGroup=5)["config"]
+    assert (config["share"], config["groups"], config["min_group"]) == (100, ["header:X-Own"], 5)
     for lane in ("fast", "other"):
         answer = server.ask(
             b"[1]", lane=lane, content_type="application/json", x_own="1", x_other="2"
@@ -114,16 +129,7 @@ def test_samples_carry_bodies_and_only_the_needed_headers(server: RunningServer)
     assert streamed["body"] == "sabc"
 
 
-def test_versions_are_announced_with_what_they_report(server: RunningServer, store: Path) -> None:
-    make_model(
-        store / "typed.mar",
-        "class Handler:\n    monitor_fields = {'age': 'number', 'header:x-own': 'category'}\n"
-        "    signature = {'input': {'type': 'object'}}\n"
-        "    def initialize(self, context): pass\n"
-        "    def handle(self, data, context): return ['a'] * len(data)\n",
-        name="talker",
-        version="3.0",
-    )
+def test_versions_are_announced_with_what_they_report(server: RunningServer) -> None:
     put(server)
     server.register("typed.mar", initial_workers=1)
     server.management.put("/models/talker/record", json={})
@@ -136,10 +142,17 @@ def test_versions_are_announced_with_what_they_report(server: RunningServer, sto
     assert last["1.0"]["config"]["key"] == "id"
     assert last["1.0"]["recording"] is True
     assert last["1.0"]["recordings"].endswith("/recordings/talker")
+    server.management.delete("/models/talker/record")
+    server.management.delete("/models/talker/3.0")
+    heads = report(server)["heads"]
+    assert {head["version"] for head in heads if head["kind"] == "end"} == {"3.0"}
+    assert [head["recording"] for head in heads if head["kind"] == "version"][-1] is False
 
 
-def test_the_archive_turns_it_on_and_the_api_wins_after_a_restart(store: Path) -> None:
-    settings = make_settings(store, state_dir=store / "state")
+def test_the_archive_turns_it_on_and_the_api_wins_after_a_restart(
+    store: Path, tmp_path: Path
+) -> None:
+    settings = make_settings(store, state_dir=tmp_path)
     with running_server(settings) as server:
         server.register("talker2.mar", initial_workers=1)
         server.ask(b"x", x_own="17")
@@ -200,29 +213,26 @@ def test_calls_pass_bodies_on_unread(server: RunningServer, error_of: Any) -> No
 def test_monitoring_needs_its_packages(
     server: RunningServer, monkeypatch: pytest.MonkeyPatch, error_of: Any
 ) -> None:
-    for module in (feature, routes):
-        monkeypatch.setattr(module, "PACKAGES", ("no_such_package",))
+    monkeypatch.setattr(settings, "PACKAGES", ("no_such_package",))
     advice = "pip install 'tsx-serve[monitor]'"
     kind, text = error_of(server.management.put(MONITOR, json={"share": 5}))
     assert kind == "BadRequestException"
     assert advice in text
-    with pytest.raises(BadRequest, match=r"model-config\.yaml of talker needs the extra monitor"):
+    with pytest.raises(BadRequest, match="monitor of model talker needs the extra monitor"):
         server.register("talker2.mar", initial_workers=0)
+    version = server.registry.find("talker")
     models = {"talker": MonitorModelSettings(monitor=MonitorConfig())}
-    settings = server.settings.model_copy(update={"models": models})
-    registry = Mock(settings=settings, state=StateStore(None))
-    with pytest.raises(SettingError, match="needs the extra monitor"):
-        feature.MonitorFeature(registry)
+    monkeypatch.setattr(server.registry, "settings", Mock(models=models))
+    with pytest.raises(BadRequest, match="monitor of model talker"):
+        server.registry.feature(MonitorFeature).around(version, version.entry)
 
 
-def test_feedback_needs_a_place_to_store_answers(store: Path, error_of: Any) -> None:
-    settings = make_settings(store)
-    with running_server(settings) as server:
-        server.register("talker.mar", initial_workers=0)
-        put(server)
-        manager_of(server)._has_store = False
-        refusal = server.inference.post("/feedback/talker", content=b"{}")
-    kind, text = error_of(refusal)
+def test_feedback_needs_a_place_to_store_answers(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch, error_of: Any
+) -> None:
+    put(server)
+    monkeypatch.setattr(manager_of(server), "_store", None)
+    kind, text = error_of(server.inference.post("/feedback/talker", content=b"{}"))
     assert kind == "ConflictStatusException"
     assert "monitor_store" in text
 
@@ -253,12 +263,13 @@ def test_a_process_that_ends_during_a_call_makes_the_call_fail(server: RunningSe
 
 
 def test_a_stopped_process_drops_samples_and_delays_no_request(
-    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+    server: RunningServer,
+    monkeypatch: pytest.MonkeyPatch,
+    until: Callable[[Callable[[], bool]], None],
 ) -> None:
+    put(server)
     monkeypatch.setattr(channel, "MAX_WAITING_BYTES", 500_000)
     monkeypatch.setattr(channel, "CALL_TIMEOUT_S", 0.2)
-    put(server)
-    report(server)
     (process,) = monitor_processes()
     process.suspend()
     for _ in range(20):
@@ -269,9 +280,19 @@ def test_a_stopped_process_drops_samples_and_delays_no_request(
     assert 0 < dropped["slow"] < 20
     text = server.metrics.get("/metrics").text
     assert 'reason="slow",' in text or 'reason="slow"}' in text
+    # Announcements are never dropped.
+    server.management.put(MONITOR, json={"share": 100, "key": "id"})
     process.resume()
     monkeypatch.setattr(channel, "CALL_TIMEOUT_S", 60)
-    assert report(server)["arguments"]["dropped"] == {"slow": dropped["slow"]}
+    until(lambda: server.management.get(MONITOR).status_code == 200)
+    heads = report(server)["heads"]
+    assert [head["config"].get("key") for head in heads if head["kind"] == "version"][-1] == "id"
+    # A process that reads nothing for too long is killed, and another one is started.
+    process.suspend()
+    monkeypatch.setattr(channel, "MAX_SILENCE_S", -1)
+    until(lambda: not server.ask(b"x" * 50_000) or not process.is_running())
+    monkeypatch.setattr(channel, "MAX_SILENCE_S", 60)
+    until(lambda: server.management.get(MONITOR).status_code == 200)
 
 
 def test_large_bodies_and_answers_are_counted_and_not_sent(
@@ -293,6 +314,21 @@ def test_the_process_of_a_killed_server_ends(server: RunningServer) -> None:
     # The end of the server closes the pipe.
     server.call(lambda: manager_of(server).channel._stdin.close())
     process.wait(60)
+
+
+@pytest.mark.anyio
+async def test_calls_end_with_the_channel() -> None:
+    started = channel.MonitorChannel([], {}, None, list, print)
+    never = channel.MonitorChannel([], {}, None, list, print)
+    started._task = asyncio.ensure_future(asyncio.sleep(600))  # a pause between two starts
+    waiting = asyncio.ensure_future(started.call("report", {}))
+    await asyncio.sleep(0)
+    started.close()
+    never.close()
+    for call in (waiting, started.call("report", {}), never.call("report", {})):
+        with pytest.raises(Unavailable):
+            await call
+    await started.wait_closed()
 
 
 async def failure_of(call: Any) -> Any:

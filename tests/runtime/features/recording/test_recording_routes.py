@@ -12,6 +12,7 @@ import pytest
 from tests.runtime.conftest import DEADLINE, TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
 from tests.support.platforms.s3_server import BUCKET, s3_server
+from tsx_runtime.core.concurrency.periodic import repeat
 from tsx_runtime.features.recording.feature import RecordingFeature
 from tsx_runtime.recordings import Recorded, read
 
@@ -193,7 +194,8 @@ def test_waiting_requests_and_full_files_are_uploaded_in_the_background(
             server.register("talker.mar", initial_workers=1)
             put_record(server, max_size="80KiB")
             manager = server.registry.feature(RecordingFeature).recorders
-            task = server.call(lambda: asyncio.ensure_future(manager.upload_repeatedly()))
+            uploads = repeat(interval / 4, manager.upload)
+            task = server.call(lambda: asyncio.ensure_future(uploads))
             server.ask(body)
             server.ask(body)
             end = time.monotonic() + DEADLINE

@@ -36,12 +36,11 @@ def prefix() -> str:
 
 @asynccontextmanager
 async def uploading(
-    directory: Path, url: str, s3: Any, ended: list[None] | None = None, **values: object
+    directory: Path, url: str, s3: Any, **values: object
 ) -> AsyncIterator[Recorder]:
     config = RecordingConfig.model_validate(values)
     uploader = RecordingUploader(url, s3.meta.endpoint_url)
-    on_file_end = (lambda: None) if ended is None else (lambda: ended.append(None))
-    recorder = Recorder("m", config, directory / "m", HeaderFilter(None), uploader, on_file_end)
+    recorder = Recorder("m", config, directory / "m", HeaderFilter(None), uploader)
     try:
         yield recorder
     finally:
@@ -99,9 +98,8 @@ async def test_failed_uploads_are_repeated_while_requests_are_recorded(
     assert caplog.text.count("recordings wait for an upload") == 1
 
 
-async def test_a_full_file_is_reported_for_its_upload(tmp_path: Path, s3: Any, prefix: str) -> None:
-    ended: list[None] = []
-    async with uploading(tmp_path, prefix, s3, ended, max_size="64KiB") as recorder:
+async def test_a_full_file_is_uploaded_at_once(tmp_path: Path, s3: Any, prefix: str) -> None:
+    async with uploading(tmp_path, prefix, s3, max_size="64KiB") as recorder:
         assert not recorder.has_waiting(3600, 1000)
         record_request(recorder, b"x" * 5000)
         await until(lambda: recorder.recorded == 1)
@@ -109,8 +107,8 @@ async def test_a_full_file_is_reported_for_its_upload(tmp_path: Path, s3: Any, p
         assert not recorder.has_waiting(3600, 10_000)
         assert recorder.has_waiting(0, 10_000)
         record_request(recorder, b"x" * 5000)
-        await until(lambda: ended)
-        assert len(ended) == 1
+        await until(lambda: objects(s3, prefix))
+        assert len(objects(s3, prefix)) == 1
 
 
 def test_a_file_that_is_removed_before_its_upload_is_logged(

@@ -386,7 +386,7 @@ def test_a_metric_of_a_model_that_is_not_monitored_is_refused(
     rollout_server.registry.quality_source = None
     answer = post_rollout(rollout_server, metric="accuracy")
     assert answer.status_code == 409
-    assert "no feature that monitors models" in answer.json()["message"]
+    assert "is not monitored" in answer.json()["message"]
     assert traffic(rollout_server) == {}
     # The monitoring of a model may also end during a rollout.
     quality.monitored, rollout_server.registry.quality_source = True, quality

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from tsx_runtime.errors import SettingError
-from tsx_runtime.features.jobs.settings import OFF, POSTGRES, SQLITE, JobsSettings
+from tsx_runtime.features.jobs.settings import OFF, JobsSettings
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
+from tsx_runtime.settings.fields import POSTGRES, SQLITE
 
 
 def make_store(settings: JobsSettings, directory: Path | None) -> SqlStore | None:
