@@ -81,7 +81,11 @@ def read_archive(archive: Path, *, image: str = "", region: str = "") -> tuple[I
     compiling_part = _compiling_part(inspection) or next(
         (f"the form {form.name}" for form in forms if form.bound.get("compiles") is True), ""
     )
-    needed = {EXTRA: manifest.handler == TABULAR_HANDLER, "mcp": inspection.config.mcp}
+    needed = {
+        EXTRA: manifest.handler == TABULAR_HANDLER,
+        "mcp": inspection.config.mcp,
+        "monitor": inspection.config.monitor,
+    }
     extras = extras_of(manifest.data) + tuple(name for name in needed if needed[name])
     return inspection, Facts(
         archive,

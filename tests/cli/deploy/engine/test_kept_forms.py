@@ -87,10 +87,13 @@ def test_an_image_gets_the_extra_of_a_model_of_tables(tmp_path: Path) -> None:
         assert f"{package}==" in image.files["locked-tabular.txt"]
 
 
-def test_an_image_gets_the_extra_of_a_model_that_agents_can_call(tmp_path: Path) -> None:
-    _, model = read_archive(archive(tmp_path, "mcp: true\n", b"{}"))
+@pytest.mark.parametrize(("key", "package"), [("mcp", "mcp"), ("monitor", "scipy")])
+def test_an_image_gets_the_extra_that_a_key_of_the_model_needs(
+    tmp_path: Path, key: str, package: str
+) -> None:
+    _, model = read_archive(archive(tmp_path, f"{key}: true\n", b"{}"))
     image = recipe(spec(), replace(facts(), extras=model.extras), LOCAL)
-    assert "mcp==" in image.files["locked-mcp.txt"]
+    assert f"{package}==" in image.files[f"locked-{key}.txt"]
 
 
 def test_an_image_gets_the_extras_of_its_forms_with_a_note() -> None:
