@@ -215,9 +215,9 @@ class Monitor:
         rows = version.extractor.rows(sample)
         self.dropped[sample.model]["unreadable"] += version.extractor.unreadable - unreadable
         for row in rows:
-            version.windows.add(row, sample.at)
+            # The rows of a window that has not ended are not in its state.
+            version.is_saved &= not version.windows.add(row, sample.at)
         version.samples += 1
-        version.is_saved = False
         if len(self._rows) >= MAX_WAITING:
             for waiting in self._rows:
                 self.dropped[waiting.model]["store"] += waiting.row == 0
