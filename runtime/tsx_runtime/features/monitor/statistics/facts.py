@@ -41,7 +41,10 @@ def category_of(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     number = number_of(value)
-    return None if number is None else f"{number:.12g}"
+    if number is None:
+        return None
+    # An id has more digits than a measurement.
+    return f"{number:.12g}" if isinstance(value, float) else str(value)[:MAX_CATEGORY_CHARS]
 
 
 def text_facts(value: Any) -> Facts:

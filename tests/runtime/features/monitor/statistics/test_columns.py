@@ -136,6 +136,12 @@ def test_keys_and_groups_are_read_from_the_request() -> None:
     assert row.groups == {"person.sex": "f", "header:x-country": "it"}
 
 
+def test_a_large_integer_keeps_its_digits() -> None:
+    id = 12345678901234567
+    (row,) = rows_of({"id": id}, id, config=MonitorConfig(key="id"))
+    assert (row.key, row.prediction) == (str(id), str(id))
+
+
 def picture(brightness: int, kind: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
     data = io.BytesIO()
     Image.new("RGB", size, (brightness,) * 3).save(data, kind)
