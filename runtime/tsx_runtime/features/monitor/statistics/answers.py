@@ -38,18 +38,15 @@ def describe_answer(answer: Any) -> tuple[Facts, Scores | None, Vector | None]:
         answer = answer[0]
     if type(answer) is float:
         return {"number": number_of(answer)}, None, None
-    if isinstance(answer, str) and len(answer) > MAX_LABEL_CHARS:
-        return text_facts(answer), None, None
-    if (label := category_of(answer)) is not None:
-        return {"class": label}, None, None
-    facts: Facts = {}
+    if facts := _class_of(answer):
+        return facts, None, None
     scores = _scores_of(answer)
     if scores is None and isinstance(answer, dict):
         for name, value in answer.items():
             if name == "prediction" and type(value) is float:
                 facts["number"] = number_of(value)
             elif name in LABEL_KEYS:
-                facts["class"] = category_of(value)
+                facts |= _class_of(value)
             elif name in SCORE_KEYS:
                 facts["confidence"] = number_of(value)
             elif (distribution := _scores_of(value)) is not None:
@@ -63,11 +60,20 @@ def describe_answer(answer: Any) -> tuple[Facts, Scores | None, Vector | None]:
         facts = {"count": float(len(answer))} if vector is None else _named(answer)
     if scores:
         best = sorted(scores, key=scores.__getitem__, reverse=True)[:MAX_SCORES]
-        facts = {"class": best[0], "confidence": scores[best[0]], **facts}
+        # The truth of a class is shortened in the same way.
+        facts = {"class": category_of(best[0]), "confidence": scores[best[0]], **facts}
         if abs(sum(scores.values()) - 1) <= SUM_TOLERANCE:
             facts["entropy"] = -sum(p * math.log2(p) for p in scores.values() if p > 0)
         scores = {label: scores[label] for label in best}
     return facts, scores, None
+
+
+def _class_of(answer: Any) -> Facts:
+    """Return the class that an answer names, or facts about one that is a longer text."""
+    if isinstance(answer, str) and len(answer) > MAX_LABEL_CHARS:
+        return text_facts(answer)
+    label = category_of(answer)
+    return {} if label is None else {"class": label}
 
 
 def _named(answer: Any) -> Facts:
@@ -75,8 +81,11 @@ def _named(answer: Any) -> Facts:
     return {
         path: number_of(value) if type(value) in (int, float) else category_of(value)
         for path, value in islice(values_of(answer), MAX_NAMED)
-        if isinstance(value, int | float)
-        or (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS)
+        if len(path) <= MAX_LABEL_CHARS
+        and (
+            isinstance(value, int | float)
+            or (isinstance(value, str) and len(value) <= MAX_LABEL_CHARS)
+        )
     }
 
 
@@ -95,6 +104,8 @@ def _scores_of(value: Any) -> Scores | None:
     numbers = list(scores.values())
     if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
         return None
+    if any(len(label) > MAX_LABEL_CHARS for label in scores):
+        return None  # They are texts.
     is_top = not is_list and sum(numbers) < 1 and numbers == sorted(numbers)[::-1] and numbers[2:]
     return scores if is_top or abs(sum(numbers) - 1) <= SUM_TOLERANCE else None
 
@@ -103,9 +114,10 @@ def _labelled(items: list[dict[str, Any]]) -> Scores | None:
     """Return the scores of objects such as `{"label": "cat", "score": 0.9}`, the best by label."""
     scores: Scores = {}
     for item in items:
-        label = next((category_of(item[key]) for key in LABEL_KEYS if key in item), None)
+        name = next((item[key] for key in LABEL_KEYS if key in item), None)
+        label = _class_of(name).get("class")
         score = next((number_of(item[key]) for key in SCORE_KEYS if key in item), None)
-        if label is None or score is None:
+        if not isinstance(label, str) or score is None:
             return None
         scores[label] = max(score, scores.get(label, score))
     return scores

@@ -16,6 +16,7 @@ from PIL import Image
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.columns import GUESS_ROWS, Extractor, RowFacts
+from tsx_runtime.features.monitor.statistics.facts import category_of
 
 JSON = "application/json"
 FIELDS: dict[str, FieldKind] = {"age": "number", "country": "category"}
@@ -264,6 +265,27 @@ def test_a_long_answer_is_a_text() -> None:
     (row,) = rows_of({}, b"word " * 50, answer_kind="text/plain")
     assert row.columns["answer.length"] == 250
     assert row.prediction is None
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"prediction": "word " * 50},
+        {"class": "word " * 50, "score": 0.5},
+        [{"label": "word " * 50, "score": 0.9}],
+        {"word " * 50: 0.9, "other": 0.1},
+    ],
+)
+def test_a_text_in_place_of_a_label_is_no_class(answer: Any) -> None:
+    (row,) = rows_of({}, answer)
+    assert row.prediction is None
+    assert "word" not in str(row.columns)
+
+
+def test_a_long_label_of_scores_is_the_class_that_its_truth_names() -> None:
+    label = "American Staffordshire terrier, American pit bull terrier, pit bull terrier"
+    (row,) = rows_of({}, {label: 0.9, "cat": 0.1})
+    assert row.prediction == category_of(label)
 
 
 def test_the_configuration_can_name_the_prediction() -> None:
