@@ -386,6 +386,20 @@ def test_failed_answers_have_no_rows_and_unreadable_requests_are_counted() -> No
     assert extractor.unreadable == 2
 
 
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"--x\r\n\r\n\r\n" * 5000, "multipart/form-data; boundary=x"),
+        (b"a=1&" * 5000, "application/x-www-form-urlencoded"),
+        (b"1\n" * 300_000, "text/csv"),
+    ],
+)
+def test_a_request_of_very_many_parts_is_not_read(body: bytes, kind: str) -> None:
+    extractor = Extractor(MonitorConfig())
+    assert extractor.rows(sample(body, kind=kind)) == []
+    assert extractor.unreadable == 1
+
+
 def test_answers_that_fit_no_rows_are_ignored() -> None:
     rows = rows_of([{"age": 1}, {"age": 2}], [1, 2, 3])
     assert [row.prediction for row in rows] == [None, None]
