@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver.monitor.baseline import OTHERS, CategorySummary, MonitorBaseline, NumberSummary
+from tsx_archiver.errors import CannotPack
+from tsx_archiver.monitor.baseline import (
+    OTHERS,
+    CategorySummary,
+    MonitorBaseline,
+    NumberSummary,
+    parse_baseline,
+)
 from tsx_runtime.features.monitor.statistics.summaries import bin_column, bin_shares, summarize
 
 
@@ -77,3 +86,18 @@ def test_shares_are_those_of_equal_bins() -> None:
     assert bin_shares(first, second) is None
     categories = CategorySummary(count=4, counts={"a": 1, "b": 3})
     assert bin_shares(categories, CategorySummary(count=1, counts={"b": 1})) == [0.75]
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": {"kind": "number", "count": 10**400, "edges": [1.0], "counts": [1, 1]}},
+        {"x": {"kind": "number", "count": 2, "edges": [float("nan")], "counts": [1, 1]}},
+        {"x": {"kind": "category", "count": 1, "counts": {"a": 10**400}}},
+        {str(number): {"kind": "category", "count": 0} for number in range(1001)},
+    ],
+)
+def test_a_baseline_that_was_edited_badly_is_refused(columns: object) -> None:
+    text = json.dumps({"rows": 1, "created": 1.0, "columns": columns}).encode()
+    with pytest.raises(CannotPack, match="tsx monitor baseline"):
+        parse_baseline(text, "it")
