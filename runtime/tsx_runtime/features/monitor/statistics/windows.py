@@ -29,6 +29,8 @@ MIN_ROWS = 50  # rows of a window that ends by time
 MIN_FIRST_ROWS = 300  # rows of a first window; fewer would raise false alarms
 MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
+MAX_POINTS = 20_000  # of the histories of all columns
+MAX_DISORDER_S = 86400.0  # Rows of recordings may be mixed up; by more, a clock was set back.
 
 
 class WindowsState(BaseModel):
@@ -94,8 +96,9 @@ class VersionWindows:
         if not facts.columns:
             return False
         has_ended, state = self.end_if_due(at), self.state
-        if state.first is None:
-            state.first = state.start = state.latest = at
+        if state.first is None or at < state.start - MAX_DISORDER_S:
+            state.first = min(at, state.first or at)
+            state.start = state.latest = at
         state.latest = max(state.latest, at)
         self.rows.append(facts.columns)
         count = len(self.rows)
@@ -151,6 +154,7 @@ class VersionWindows:
         if result.p_value <= alpha:
             state.drift = max(state.drift or 0.0, result.psi)
         alarm = result.is_drift(alpha, self._config.min_drift)
+        limit = min(MAX_HISTORY, max(1, MAX_POINTS // len(state.last)))
         point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=rows)
         return ColumnDrift(
             column=name,
@@ -160,7 +164,7 @@ class VersionWindows:
             alarm_since=((old and old.alarm_since) or state.latest) if alarm else None,
             missing=missing_share(live),
             baseline_missing=missing_share(baseline),
-            history=[*(old.history if old else ()), point][-MAX_HISTORY:],
+            history=[*(old.history if old else ()), point][-limit:],
         )
 
     def _histogram(self, name: str) -> ColumnHistogram:
