@@ -104,6 +104,9 @@ class MonitorProcess:
             message = "The monitor process has failed; the server's log has the reason."
             status, result = 500, error_body(500, TsxError.type, message)
             self._monitor.dropped[str(head.get("model")), "invalid"] += 1
+        if len(result) > MAX_HEAD_BYTES:
+            message = f"The result has {len(result):,} bytes, more than {MAX_HEAD_BYTES:,}."
+            status, result = 500, error_body(500, TsxError.type, message)
         if head.get("kind") == "call":
             self._send({"kind": "result", "id": head.get("id"), "status": status}, result)
 
