@@ -37,6 +37,7 @@ from tsx_runtime.features.monitor.report import FeedbackError, FeedbackResult
 from tsx_runtime.features.monitor.statistics.facts import category_of, number_of
 
 MAX_ITEMS = 10_000
+MAX_NAME_CHARS = 500  # PostgreSQL cannot index a key of more than 2,700 bytes.
 MAX_SKEW_S = 300  # tolerance for a client's clock
 MAX_NUMBER = 1e150  # The squares of errors are summed.
 
@@ -46,7 +47,7 @@ def _to_text(value: Any) -> Any:
     return clean(str(value)) if type(value) in (int, str) else value
 
 
-Name = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=500)]
+Name = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=MAX_NAME_CHARS)]
 Reason = Annotated[str, BeforeValidator(_to_text), Field(min_length=1, max_length=2000)]
 
 

@@ -20,7 +20,7 @@ from tsx_archiver.monitor.baseline import OTHERS, parse_baseline
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.messages import MonitorSample, VersionState
-from tsx_runtime.features.monitor.process.feedback import JoinRules
+from tsx_runtime.features.monitor.process.feedback import MAX_NAME_CHARS, JoinRules
 from tsx_runtime.features.monitor.process.store import (
     HOUR_S,
     SAVE_STATE,
@@ -219,6 +219,7 @@ class Monitor:
         self, version: MonitoredVersion, sample: MonitorSample, index: int, facts: RowFacts
     ) -> None:
         prediction, is_recorded = facts.prediction, version.message.recording
+        key = facts.key or ""
         groups = {name: clean(value) for name, value in facts.groups.items()}
         row = MonitoredAnswer(
             model=sample.model,
@@ -229,7 +230,7 @@ class Monitor:
             prediction=None if prediction is None else clean(str(prediction)),
             number=prediction if isinstance(prediction, float) else None,
             confidence=facts.confidence,
-            key=None if facts.key is None else clean(facts.key),
+            key=clean(key) if 0 < len(key) <= MAX_NAME_CHARS else None,
             attributes=json.dumps(groups) if groups and is_recorded else None,
         )
         self._rows.append(row)
