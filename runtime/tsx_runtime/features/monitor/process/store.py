@@ -62,7 +62,7 @@ HOUR_S = 3600
 EXPIRE = (  # Samples wait for a transaction, so it deletes a part.
     "DELETE FROM tsx_monitor_answers WHERE (model, request_id, version, row) IN (SELECT model,"
     " request_id, version, row FROM tsx_monitor_answers WHERE at < :before LIMIT 5000)",
-    "DELETE FROM tsx_monitor_counts WHERE hour < :before / 3600",
+    "DELETE FROM tsx_monitor_counts WHERE hour < :before / 3600 OR answers = 0",
     "DELETE FROM tsx_monitor_states WHERE updated < :before",
     "DELETE FROM tsx_monitor_contests WHERE at < :before AND state != 'open'",
 )

@@ -81,6 +81,17 @@ def test_answers_and_counts_expire_but_open_contests_stay(location: str) -> None
     server.monitor.close()
 
 
+def test_the_counts_of_corrected_truths_do_not_stay(location: str) -> None:
+    server = LocalMonitor(location)
+    server.sample("a", {}, CAT)
+    for number in range(20):
+        server.feed({"request_id": "a", "truth": f"class {number}", "replace": True})
+    store = server.monitor.store
+    store.expire()
+    (row,) = store.read("SELECT COUNT(*) FROM tsx_monitor_counts WHERE kind = 1")
+    assert row[0] == 1
+
+
 def test_a_recorded_request_is_found_with_its_answer(tmp_path: Path) -> None:
     directory = tmp_path / "recordings"
     directory.mkdir()
