@@ -147,6 +147,20 @@ def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: s
     )
 
 
+def test_a_store_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    server = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    for id in "ab":
+        server.sample(id, {}, CAT)
+        server.monitor.flush()
+        (tmp_path / "monitor.sqlite").unlink()
+    server.sample("c", {}, CAT)
+    assert server.feed({"request_id": "c", "truth": "cat"})["accepted"] == 1
+    server.monitor.close()
+    again = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    assert again.feed({"request_id": "c", "truth": "cat"})["duplicates"] == 1
+    assert again.code({"request_id": "b", "truth": "cat"}) == "unknown_request"
+
+
 def test_answers_wait_for_a_store_that_cannot_be_used_and_are_dropped_when_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
