@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tsx_archiver.monitor.baseline import ColumnSummary, MonitorBaseline, NumberSummary
+from tsx_archiver.monitor.baseline import MAX_COLUMNS, ColumnSummary, MonitorBaseline, NumberSummary
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.features.monitor.report import ColumnDrift, ColumnHistogram, HistoryPoint
 from tsx_runtime.features.monitor.statistics.columns import RowFacts
@@ -142,7 +142,8 @@ class VersionWindows:
                 drift.previous_alarm = result.is_drift(alpha / len(self.previous), config.min_drift)
         if len(rows) >= MIN_FIRST_ROWS and any(row.keys() - state.baseline.keys() for row in rows):
             for name, summary in summarize(rows).items():
-                if name not in state.baseline and summary.count >= MIN_ROWS:
+                is_new = name not in state.baseline and len(state.baseline) < MAX_COLUMNS
+                if is_new and summary.count >= MIN_ROWS:
                     state.baseline[name] = state.last[name] = summary
                     state.baseline_rows = state.baseline_rows or len(rows)
         state.windows, state.start = state.windows + 1, state.latest

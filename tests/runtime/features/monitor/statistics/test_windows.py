@@ -235,6 +235,17 @@ def test_the_histories_of_many_columns_are_shorter(
     assert [len(drift.history) for drift in windows.drifts()] == [3, 3]
 
 
+def test_answers_with_ever_new_keys_have_a_bounded_number_of_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tsx_runtime.features.monitor.statistics.windows.MAX_COLUMNS", 5)
+    windows = VersionWindows(MonitorConfig(window_samples=300))
+    for row in range(3000):
+        windows.add(facts({f"answer.{row // 300}": 1.0}), float(row))
+    assert windows.state.windows == 10
+    assert len(windows.drifts()) == 5
+
+
 def test_a_clock_that_is_set_back_hides_no_drift(
     windows: VersionWindows, random: np.random.Generator
 ) -> None:
