@@ -219,7 +219,7 @@ class Monitor:
         self, version: MonitoredVersion, sample: MonitorSample, index: int, facts: RowFacts
     ) -> None:
         prediction, is_recorded = facts.prediction, version.message.recording
-        key = facts.key or ""
+        facts_key = facts.key or ""
         groups = {name: clean(value) for name, value in facts.groups.items()}
         row = MonitoredAnswer(
             model=sample.model,
@@ -230,7 +230,7 @@ class Monitor:
             prediction=None if prediction is None else clean(str(prediction)),
             number=prediction if isinstance(prediction, float) else None,
             confidence=facts.confidence,
-            key=clean(key) if 0 < len(key) <= MAX_NAME_CHARS else None,
+            key=clean(facts_key) if 0 < len(facts_key) <= MAX_NAME_CHARS else None,
             attributes=json.dumps(groups) if groups and is_recorded else None,
         )
         self._rows.append(row)

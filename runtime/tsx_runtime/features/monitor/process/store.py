@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -177,10 +176,9 @@ class MonitorStore:
         if time.monotonic() < self._pause_until:
             raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S)
         try:
-            if self._engine is not None and not (
-                self._is_postgres or os.path.exists(self._location)
-            ):
-                self._engine.dispose()  # Its file was deleted; what is written there would be lost.
+            is_deleted = not self._is_postgres and not Path(self._location).exists()
+            if self._engine is not None and is_deleted:
+                self._engine.dispose()  # What is written to the deleted file would be lost.
                 self._engine = None
             if self._engine is None:
                 self._engine = self._open()
