@@ -9,15 +9,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError, model_validator
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.monitor.config import FieldKind
 
 MEMBER = "monitor-baseline.json"
 MAX_BYTES = 1_000_000
+MAX_COLUMNS = 1000
 FORMAT = 1
 OTHERS = "(others)"  # the category of all rare categories
+
+Count = Annotated[int, Field(ge=0, le=2**53)]
 
 
 class NumberSummary(BaseModel):
@@ -26,13 +29,13 @@ class NumberSummary(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     kind: Literal["number"] = "number"
-    count: int = Field(ge=0, description="number of values, without missing ones")
-    missing: int = Field(default=0, ge=0, description="number of rows without a value")
-    edges: tuple[float, ...] = Field(
+    count: Count = Field(description="number of values, without missing ones")
+    missing: Count = Field(default=0, description="number of rows without a value")
+    edges: tuple[FiniteFloat, ...] = Field(
         default=(),
         description="increasing inner edges of the bins: quantiles of the baseline's values",
     )
-    counts: tuple[Annotated[int, Field(ge=0)], ...] = Field(
+    counts: tuple[Count, ...] = Field(
         default=(0,), description="values in each bin; bin i has edges[i-1] < value <= edges[i]"
     )
     mean: float = 0.0
@@ -52,9 +55,9 @@ class CategorySummary(BaseModel):
     model_config = ConfigDict(extra="ignore", frozen=True)
 
     kind: Literal["category"] = "category"
-    count: int = Field(ge=0)
-    missing: int = Field(default=0, ge=0)
-    counts: dict[str, Annotated[int, Field(ge=0)]] = Field(
+    count: Count
+    missing: Count = 0
+    counts: dict[str, Count] = Field(
         default={}, description="rows by category; rare ones are `(others)`"
     )
 
@@ -79,7 +82,7 @@ class MonitorBaseline(BaseModel):
     created: float = Field(description="seconds since 1970")
     source: str = Field("", description="what the rows were, such as the name of a file")
     fields: dict[str, FieldKind] = Field({}, description="kinds of the inputs by their paths")
-    columns: dict[str, ColumnSummary] = {}
+    columns: dict[str, ColumnSummary] = Field({}, max_length=MAX_COLUMNS)
     centres: dict[str, list[float]] = Field(
         {}, description="mean vectors of embeddings, by the column of their similarity"
     )

@@ -26,6 +26,7 @@ from tsx_runtime.features.monitor.channel import MonitorChannel
 from tsx_runtime.features.monitor.messages import VersionState, encode_frame
 from tsx_runtime.features.monitor.settings import MonitorSettings, store_location
 from tsx_runtime.settings.fields import POSTGRES
+from tsx_runtime.shared.redaction import is_secret_header
 from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
@@ -225,11 +226,15 @@ class MonitorManager:
 
 
 def header_pattern(paths: Iterable[str]) -> re.Pattern[bytes]:
-    """Return the pattern of the headers that a sample needs, in the meta of a request."""
+    """Return the pattern of the headers that a sample needs, in the meta of a request.
+
+    An archive may name any header; those with credentials are left out.
+    """
     names = {b"content-type", TENSORS_HEAD}
     for path in paths:
-        if path.startswith(HEADER_PREFIX):
-            names.add(path.removeprefix(HEADER_PREFIX).encode("latin-1", "replace"))
+        name = path.removeprefix(HEADER_PREFIX)
+        if name != path and not is_secret_header(name):
+            names.add(name.encode("latin-1", "replace"))
     return re.compile(
         rb"\r\n(%b): ([^\r\n]*)" % b"|".join(sorted(map(re.escape, names))), re.IGNORECASE
     )

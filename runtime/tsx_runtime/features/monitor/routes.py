@@ -6,14 +6,16 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
 
-from tsx_archiver.monitor.config import MonitorConfig
+from tsx_archiver.monitor.config import HEADER_PREFIX, MonitorConfig
 from tsx_runtime.api.management.schemas import parameters_of
+from tsx_runtime.errors import BadRequest
 from tsx_runtime.features.monitor.manager import MonitorManager
 from tsx_runtime.features.monitor.report import Contest, FeedbackResult, MonitorReport
 from tsx_runtime.features.monitor.settings import check_packages
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.http.routes.management import ModelName
 from tsx_runtime.http.routes.responses import json_answer, read_limited, read_object
+from tsx_runtime.shared.redaction import is_secret_header
 
 MAX_FEEDBACK_BYTES = 16 << 20
 CONFIG_EXAMPLE = '{"share": "5%"}'
@@ -55,6 +57,10 @@ def build_router(manager: MonitorManager, limit: int) -> APIRouter:
         values = await read_object(request, limit, CONFIG_EXAMPLE)
         config = parameters_of(MonitorConfig, values)
         check_packages("Monitoring")
+        for item in (*config.groups, *(config.fields or ()), config.key or ""):
+            name = item.removeprefix(HEADER_PREFIX)
+            if name != item and is_secret_header(name):
+                raise BadRequest(f"{item} may have a credential, so it is not monitored.")
         manager.set(model, config)
         return await report(model)
 

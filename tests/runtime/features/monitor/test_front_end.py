@@ -129,6 +129,18 @@ def test_samples_carry_bodies_and_only_the_needed_headers(server: RunningServer)
     assert streamed["body"] == "sabc"
 
 
+def test_headers_with_credentials_are_not_examined(server: RunningServer, store: Path) -> None:
+    for config in ({"key": "header:X-Api-Key"}, {"groups": ["header:authorization"]}):
+        refusal = server.management.put(MONITOR, json=config)
+        assert (refusal.status_code, refusal.json()["type"]) == (400, "BadRequestException")
+    config = "monitor: {share: 100%, key: 'header:x-api-key', fields: {'header:x-own': category}}\n"
+    make_model(store / "talker3.mar", TALKER, name="talker", version="3.0", config=config)
+    server.register("talker3.mar", initial_workers=1)
+    server.ask(b"[1]", x_api_key="secret", x_own="1")
+    (sample,) = samples(server)
+    assert sample["headers"].keys() & {"x-api-key", "x-own"} == {"x-own"}
+
+
 def test_versions_are_announced_with_what_they_report(server: RunningServer) -> None:
     put(server)
     server.register("typed.mar", initial_workers=1)

@@ -23,6 +23,7 @@ from tsx_runtime.shared.redaction import redacted
 
 MAX_WAITING_BYTES = 32 << 20
 TIMEOUT_S = 5.0
+MAX_ANSWER_BYTES = 1 << 16
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after failures
 TYPE = "org.kubeflow.serving.inference."
 
@@ -93,7 +94,11 @@ class EventSender:
             self._done_bytes += _size_of(sample)
 
     def _post(self, headers: dict[str, str], body: bytes) -> None:
-        response = self._pool.request("POST", self._url, body=body, headers=headers, redirect=False)
+        response = self._pool.request(
+            "POST", self._url, body=body, headers=headers, redirect=False, preload_content=False
+        )
+        response.read(MAX_ANSWER_BYTES)
+        response.close()  # It closes the connection if the answer has more.
         if response.status >= 300:
             raise ValueError(f"the receiver has answered {response.status}")
 

@@ -24,7 +24,12 @@ from sqlalchemy import Connection, String, bindparam, text
 
 from tsx_runtime.errors import BadRequest, PayloadTooLarge
 from tsx_runtime.features.monitor.process.monitor import Monitor
-from tsx_runtime.features.monitor.process.store import CountChanges, MonitoredAnswer, clean
+from tsx_runtime.features.monitor.process.store import (
+    MAX_NAME_CHARS,
+    CountChanges,
+    MonitoredAnswer,
+    clean,
+)
 from tsx_runtime.features.monitor.report import FeedbackError, FeedbackResult
 from tsx_runtime.features.monitor.statistics.facts import category_of, number_of
 
@@ -52,7 +57,7 @@ SELECT model, request_id, version, row, at, prediction, number, confidence, key,
 FROM tsx_monitor_answers WHERE model = :model AND request_id IN :names
 ORDER BY request_id, at, version, row
 """
-Name = Annotated[str, AfterValidator(clean), Field(min_length=1, max_length=500)]
+Name = Annotated[str, AfterValidator(clean), Field(min_length=1, max_length=MAX_NAME_CHARS)]
 
 
 class FeedbackPart(BaseModel):

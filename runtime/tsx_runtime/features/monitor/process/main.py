@@ -14,7 +14,12 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tsx_runtime.errors import TsxError, error_body
-from tsx_runtime.features.monitor.messages import FRAME, MonitorSample, encode_frame
+from tsx_runtime.features.monitor.messages import (
+    FRAME,
+    MAX_HEAD_BYTES,
+    MonitorSample,
+    encode_frame,
+)
 from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.monitor import COMMIT_S, Monitor
 from tsx_runtime.features.monitor.process.operations import Operations
@@ -81,6 +86,9 @@ class MonitorProcess:
                 self._monitor.dropped[str(head.get("model"))]["invalid"] += 1
                 error = TsxError("The monitor process has failed; the server's log has the reason.")
             status, result = error.status, error_body(error.status, error.type, error.message)
+        if len(result) > MAX_HEAD_BYTES:
+            message = f"The result has {len(result):,} bytes, more than {MAX_HEAD_BYTES:,}."
+            status, result = 500, error_body(500, TsxError.type, message)
         if head.get("kind") == "call":
             self._send({"kind": "result", "id": head.get("id"), "status": status}, result)
 

@@ -21,6 +21,7 @@ from tsx_runtime.errors import StoreUnavailable
 from tsx_runtime.features.monitor.messages import MonitorSample, VersionState
 from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.store import (
+    MAX_NAME_CHARS,
     CountChanges,
     CountKey,
     MonitoredAnswer,
@@ -336,7 +337,7 @@ class Monitor:
             prediction=clean(facts.prediction),
             number=facts.prediction if isinstance(facts.prediction, float) else None,
             confidence=facts.confidence,
-            key=clean(facts.key),
+            key=clean(facts.key) if 0 < len(facts.key or "") <= MAX_NAME_CHARS else None,
             attributes=json.dumps(groups if version.message.recording else {}),
         )
         self._rows.append(row)

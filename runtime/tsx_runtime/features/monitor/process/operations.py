@@ -60,7 +60,7 @@ truth_at FROM tsx_monitor_answers WHERE model = :model
 ANSWERS = f"{_ANSWER} AND request_id = :request_id ORDER BY version, row"
 WORST = f"""
 {_ANSWER} AND version = :version AND truth IS NOT NULL AND error > 0
-ORDER BY error DESC, COALESCE(confidence, -1) DESC, request_id LIMIT :count
+ORDER BY error DESC, confidence DESC LIMIT :count
 """
 METRICS = """
 SELECT CASE WHEN number IS NULL THEN 'accuracy' ELSE 'error' END AS metric, COUNT(*) AS count,

@@ -32,7 +32,9 @@ CREATE INDEX IF NOT EXISTS tsx_monitor_answers_at ON tsx_monitor_answers (at);
 CREATE INDEX IF NOT EXISTS tsx_monitor_answers_key
   ON tsx_monitor_answers (model, key, at) WHERE key IS NOT NULL;
 CREATE INDEX IF NOT EXISTS tsx_monitor_answers_truth
-  ON tsx_monitor_answers (model, version, at) WHERE truth IS NOT NULL;
+  ON tsx_monitor_answers (model, version, at, number, error) WHERE truth IS NOT NULL;
+CREATE INDEX IF NOT EXISTS tsx_monitor_answers_worst
+  ON tsx_monitor_answers (model, version, error, confidence) WHERE error > 0;
 CREATE TABLE IF NOT EXISTS tsx_monitor_counts (
   model TEXT NOT NULL, version TEXT NOT NULL, hour INTEGER NOT NULL, attribute TEXT NOT NULL,
   value TEXT NOT NULL, kind INTEGER NOT NULL, prediction TEXT NOT NULL, truth TEXT NOT NULL,
@@ -52,6 +54,7 @@ CREATE TABLE IF NOT EXISTS tsx_monitor_contests (
 )
 """
 POSTGRES = ("postgresql://", "postgres://")
+MAX_NAME_CHARS = 500  # PostgreSQL cannot index a key of more than 2,700 bytes.
 TIMEOUT_S = 5  # limit of the wait for a connection, during which nothing else is done
 # Servers that start together make the tables one by one, by the number of an advisory lock.
 LOCK_TABLES = "SELECT pg_advisory_xact_lock(1954049391)"
@@ -59,7 +62,7 @@ LOCK_TABLES = "SELECT pg_advisory_xact_lock(1954049391)"
 EXPIRE = (  # Samples wait for a transaction, so it deletes a part.
     "DELETE FROM tsx_monitor_answers WHERE (model, request_id, version, row) IN (SELECT model,"
     " request_id, version, row FROM tsx_monitor_answers WHERE at < :before LIMIT 20000)",
-    "DELETE FROM tsx_monitor_counts WHERE hour < :before / 3600",
+    "DELETE FROM tsx_monitor_counts WHERE hour < :before / 3600 OR answers = 0",
     "DELETE FROM tsx_monitor_states WHERE updated < :before",
     "DELETE FROM tsx_monitor_contests WHERE at < :before AND state != 'open'",
 )
@@ -135,6 +138,10 @@ class MonitorStore:
         if time.monotonic() < self._pause_until:
             raise StoreUnavailable(self._problem, retry_after=TIMEOUT_S)
         try:
+            is_deleted = not self._is_postgres and not Path(self._location).exists()
+            if self._engine is not None and is_deleted:
+                self._engine.dispose()  # What is written to the deleted file would be lost.
+                self._engine = None
             if self._engine is None:
                 self._engine = self._open()
             with self._engine.begin() as connection:

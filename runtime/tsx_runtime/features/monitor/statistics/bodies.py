@@ -9,6 +9,9 @@ from urllib.parse import parse_qsl
 
 from pydantic_core import from_json
 
+MAX_PARTS = 1000  # parts or fields of a form
+MAX_LINES = 100_000  # lines of CSV
+
 
 def decode(body: bytes, content_type: str) -> Any:
     """Return a body as a JSON value; images and other binary data are bytes.
@@ -18,6 +21,8 @@ def decode(body: bytes, content_type: str) -> Any:
     """
     media_type = content_type.partition(";")[0].strip().lower()
     if media_type == "multipart/form-data":
+        if body.count(b"\n--") > MAX_PARTS:
+            raise ValueError("the form has too many parts")
         form = message_from_bytes(b"Content-Type: %b\n\n%b" % (content_type.encode(), body))
         return {
             str(part.get_param("name", header="content-disposition")): _text_or_bytes(
@@ -35,7 +40,8 @@ def decode(body: bytes, content_type: str) -> Any:
         if media_type.endswith("json"):
             raise
     if media_type.endswith("form-urlencoded"):
-        return {name: cell(value) for name, value in parse_qsl(body.decode("utf-8", "replace"))}
+        text = body.decode("utf-8", "replace")
+        return {name: cell(value) for name, value in parse_qsl(text, max_num_fields=MAX_PARTS)}
     return _text_or_bytes(body)
 
 
@@ -85,6 +91,8 @@ def _rows_of_tensors(tensors: Any) -> list[dict[str, Any]]:
 
 def _table(text: str) -> list[Any]:
     """Return the rows of CSV; a first line without numbers, before others, has the names."""
+    if text.count("\n") > MAX_LINES:
+        raise ValueError("the CSV has too many lines")
     lines = [line for line in csv.reader(text.splitlines(), skipinitialspace=True) if line]
     names, *rows = [[*map(cell, line)] for line in lines] or [[]]
     if rows and all(isinstance(value, str) for value in names):

@@ -53,7 +53,10 @@ def category_of(value: Any) -> str | None:
     if isinstance(value, bool):
         return "true" if value else "false"
     number = number_of(value)
-    return None if number is None else f"{number:.12g}"
+    if number is None:
+        return None
+    # An id has more digits than a measurement.
+    return f"{number:.12g}" if isinstance(value, float) else str(value)[:MAX_CATEGORY_CHARS]
 
 
 def text_facts(value: Any) -> Facts:
@@ -178,6 +181,8 @@ def describe_answer(answer: Any) -> Facts:
             return {"similarity": vector}
         others = {"count": len(answer)} if vector is None else answer
     for path, value in islice(values_of(others), MAX_NAMED):
+        if len(path) > MAX_CATEGORY_CHARS:  # It is a text.
+            continue
         if type(value) in (int, float):
             facts[path] = number_of(value)
         elif isinstance(value, str) and len(value) <= MAX_CATEGORY_CHARS:
@@ -206,6 +211,8 @@ def _scores_of(value: Any) -> dict[str, float]:
     numbers = list(scores.values())
     if not all(type(number) in (int, float) and 0 <= number <= 1 for number in numbers):
         return {}
+    if max(map(len, scores)) > MAX_CATEGORY_CHARS:
+        return {}  # They are texts.
     is_top = not is_list and sum(numbers) < 1 and numbers == sorted(numbers)[::-1] and numbers[2:]
     return scores if is_top or abs(sum(numbers) - 1) <= SUM_TOLERANCE else {}
 

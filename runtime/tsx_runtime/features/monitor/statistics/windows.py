@@ -12,7 +12,7 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from tsx_archiver.monitor.baseline import ColumnSummary, MonitorBaseline
+from tsx_archiver.monitor.baseline import MAX_COLUMNS, ColumnSummary, MonitorBaseline
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.features.monitor.report import ColumnDrift, ColumnHistogram, HistoryPoint
 from tsx_runtime.features.monitor.statistics.columns import RowFacts
@@ -28,6 +28,8 @@ MIN_ROWS = 50  # rows of a window that ends by time
 MIN_FIRST_ROWS = 300  # rows of a first window; fewer would raise false alarms
 MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
+MAX_POINTS = 20_000  # of the histories of all columns
+MAX_DISORDER_S = 86400.0  # Rows of recordings may be mixed up; by more, a clock was set back.
 
 
 class WindowsState(BaseModel):
@@ -85,8 +87,9 @@ class VersionWindows:
         if not facts.columns:
             return False
         has_ended, state = self.end_if_due(at), self.state
-        if state.first is None:
-            state.first = state.start = at
+        if state.first is None or at < state.start - MAX_DISORDER_S:
+            state.first = min(at, state.first or at)
+            state.start = state.latest = at
         state.latest = max(state.latest, at)
         self.rows.append(facts.columns)
         return self.end_if_due(at) or has_ended
@@ -126,7 +129,7 @@ class VersionWindows:
                 {name: value for name, value in row.items() if name not in columns} for row in rows
             ]
             for name, summary in summarize(new).items():
-                if summary.count >= MIN_ROWS:
+                if summary.count >= MIN_ROWS and len(state.baseline) < MAX_COLUMNS:
                     state.baseline[name] = state.last[name] = summary
                     state.baseline_rows = state.baseline_rows or len(rows)
         state.windows, state.start = state.windows + 1, state.latest
@@ -139,6 +142,7 @@ class VersionWindows:
         if result.p_value <= column_alpha:
             state.drift = max(state.drift or 0.0, result.psi)
         alarm = result.is_drift(column_alpha, min_drift)
+        limit = min(MAX_HISTORY, max(1, MAX_POINTS // len(state.baseline)))
         point = HistoryPoint(at=state.latest, value=round(result.psi, 4), count=len(values))
         drift = ColumnDrift(
             column=name,
@@ -148,7 +152,7 @@ class VersionWindows:
             alarm_since=((old and old.alarm_since) or state.latest) if alarm else None,
             missing=live.missing / len(values),
             baseline_missing=baseline.missing / max(1, baseline.count + baseline.missing),
-            history=[*(old.history if old else ()), point][-MAX_HISTORY:],
+            history=[*(old.history if old else ()), point][-limit:],
         )
         if (previous := state.previous.get(name)) is not None:
             result = compare(previous, bin_column(values, previous))

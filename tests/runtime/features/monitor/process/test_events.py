@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -36,6 +37,7 @@ class Receiver:
     def __init__(self) -> None:
         self.received: queue.Queue[Received] = queue.Queue()
         self.status = 200
+        self.is_endless = False
         self.gate = threading.Event()
         self.gate.set()
         self.connections: set[int] = set()
@@ -51,8 +53,11 @@ class Receiver:
                 receiver.gate.wait(DEADLINE)
                 receiver.received.put((headers, body))
                 self.send_response(receiver.status)
-                self.send_header("content-length", "0")
+                self.send_header("content-length", str(1 << 40) if receiver.is_endless else "0")
                 self.end_headers()
+                with suppress(OSError):
+                    while receiver.is_endless:
+                        self.wfile.write(b" " * 65536)
 
             def log_message(self, format: str, *arguments: Any) -> None:
                 pass
@@ -161,3 +166,11 @@ def test_the_end_does_not_wait_for_a_receiver_that_hangs(receiver: Receiver) -> 
     receiver.gate.set()
     receiver.received.get(timeout=DEADLINE)
     assert not sender.dropped
+
+
+def test_the_body_of_an_endless_answer_is_not_read(receiver: Receiver) -> None:
+    receiver.is_endless = True
+    sender = EventSender(receiver.url)
+    sender.send(SAMPLE)
+    sender.close(DEADLINE)
+    assert sender.sent == 1

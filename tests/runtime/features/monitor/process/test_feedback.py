@@ -116,6 +116,18 @@ def test_a_key_names_the_newest_request(server: LocalMonitor) -> None:
     assert server.code({"request_id": "newer", "truth": "dog"}) == "conflict"
 
 
+def test_a_key_that_feedback_cannot_name_is_not_stored(location: str) -> None:
+    server = LocalMonitor(location, {"key": "order"})
+    long = "".join(map(chr, range(0x4E00, 0x4E00 + 3000)))  # It cannot be compressed.
+    server.sample("a", {"order": long}, CAT)
+    server.sample("b", {"order": "x"}, CAT)
+    assert server.feed({"key": "x", "truth": "cat"}, {"request_id": "a", "truth": "cat"}) == {
+        "accepted": 2,
+        "duplicates": 0,
+        "errors": [],
+    }
+
+
 def test_a_mirrored_request_gives_each_version_its_truth(server: LocalMonitor) -> None:
     server.sample("class", {"id": "k1"}, {"cat": 0.1, "dog": 0.9}, version="2.0")
     assert server.feed({"key": "k1", "truth": "cat"})["accepted"] == 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import signal
 import stat
@@ -12,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from tests.runtime.features.monitor.process.local_monitor import CAT
+from tests.runtime.features.monitor.process.local_monitor import CAT, LocalMonitor
 from tests.runtime.features.monitor.process.monitor_client import MonitorClient
 from tsx_runtime.features.monitor.messages import FRAME
+from tsx_runtime.features.monitor.process import main
 
 Start = Callable[..., MonitorClient]
 
@@ -152,3 +154,23 @@ def test_without_a_store_drift_is_watched_and_feedback_is_refused(start: Start) 
     assert report["problem"]
     status, error = client.call("feedback", truths(1))
     assert (status, error["type"]) == (503, "ServiceUnavailableException")
+
+
+def test_a_result_that_no_frame_can_have_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(main, "MAX_HEAD_BYTES", 300)
+    frames = os.pipe(), os.pipe(), os.pipe()
+    (source, requests), (results, target), (wakeup, _) = frames
+    head = {"kind": "call", "id": 7, "operation": "report", "arguments": {"model": "m"}}
+    text = json.dumps(head).encode()
+    os.write(requests, FRAME.pack(len(text), 0) + text)
+    os.close(requests)
+    monitor = LocalMonitor(str(tmp_path / "monitor.sqlite")).monitor
+    main.MonitorProcess(monitor, target, None).run(source, wakeup)
+    os.close(target)
+    answers = main.take_frames(bytearray(os.read(results, 1 << 16)))
+    by_kind = {json.loads(head)["kind"]: json.loads(head) for head, _ in answers}
+    assert by_kind["result"]["status"] == 500
+    for descriptor in (source, results, wakeup, frames[2][1]):
+        os.close(descriptor)

@@ -83,6 +83,17 @@ def test_answers_and_counts_expire_but_open_contests_stay(location: str) -> None
     server.monitor.close()
 
 
+def test_the_counts_of_corrected_truths_do_not_stay(location: str) -> None:
+    server = LocalMonitor(location)
+    server.sample("a", {}, CAT)
+    for number in range(20):
+        server.feed({"request_id": "a", "truth": f"class {number}", "replace": True})
+    store = server.monitor.store
+    store.expire()
+    (row,) = store.read("SELECT COUNT(*) FROM tsx_monitor_counts WHERE kind = 1")
+    assert row[0] == 1
+
+
 def test_a_recorded_request_is_found_with_its_answer(tmp_path: Path) -> None:
     directory = tmp_path / "recordings"
     directory.mkdir()
@@ -130,6 +141,20 @@ def test_a_store_that_cannot_be_used_refuses_feedback(tmp_path: Path, problem: s
         60,
         caught.value.message,
     )
+
+
+def test_a_store_that_was_deleted_is_made_again(tmp_path: Path) -> None:
+    server = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    for id in "ab":
+        server.sample(id, {}, CAT)
+        server.monitor.flush()
+        (tmp_path / "monitor.sqlite").unlink()
+    server.sample("c", {}, CAT)
+    assert server.feed({"request_id": "c", "truth": "cat"})["accepted"] == 1
+    server.monitor.close()
+    again = LocalMonitor(str(tmp_path / "monitor.sqlite"))
+    assert again.feed({"request_id": "c", "truth": "cat"})["duplicates"] == 1
+    assert again.code({"request_id": "b", "truth": "cat"}) == "unknown_request"
 
 
 def test_answers_wait_for_a_store_that_cannot_be_used_and_are_dropped_when_they_are_too_many(

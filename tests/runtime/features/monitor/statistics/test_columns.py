@@ -16,6 +16,7 @@ from PIL import Image
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.features.monitor.messages import MonitorSample
 from tsx_runtime.features.monitor.statistics.columns import GUESS_ROWS, Extractor, RowFacts
+from tsx_runtime.features.monitor.statistics.facts import category_of
 
 JSON = "application/json"
 FIELDS: dict[str, FieldKind] = {"age": "number", "country": "category"}
@@ -134,6 +135,12 @@ def test_keys_and_groups_are_read_from_the_request() -> None:
     (row,) = rows_of({"id": 17, "person": {"sex": "f"}}, config=config, headers={"x-country": "it"})
     assert row.key == "17"
     assert row.groups == {"person.sex": "f", "header:x-country": "it"}
+
+
+def test_a_large_integer_keeps_its_digits() -> None:
+    id = 12345678901234567
+    (row,) = rows_of({"id": id}, id, config=MonitorConfig(key="id"))
+    assert (row.key, row.prediction) == (str(id), str(id))
 
 
 def picture(brightness: int, kind: str = "PNG", size: tuple[int, int] = (40, 30)) -> bytes:
@@ -260,6 +267,27 @@ def test_a_long_answer_is_a_text() -> None:
     assert row.prediction is None
 
 
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {"prediction": "word " * 50},
+        {"class": "word " * 50, "score": 0.5},
+        [{"label": "word " * 50, "score": 0.9}],
+        {"word " * 50: 0.9, "other": 0.1},
+    ],
+)
+def test_a_text_in_place_of_a_label_is_no_class(answer: Any) -> None:
+    (row,) = rows_of({}, answer)
+    assert row.prediction is None
+    assert "word" not in str(row.columns)
+
+
+def test_a_long_label_of_scores_is_the_class_that_its_truth_names() -> None:
+    label = "American Staffordshire terrier, American pit bull terrier, pit bull terrier"
+    (row,) = rows_of({}, {label: 0.9, "cat": 0.1})
+    assert row.prediction == category_of(label)
+
+
 def test_the_configuration_can_name_the_prediction() -> None:
     config = MonitorConfig(prediction="result.risk")
     (row,) = rows_of({}, {"result": {"risk": 0.25}, "label": "x"}, config=config)
@@ -347,6 +375,20 @@ def test_failed_answers_have_no_rows_and_unreadable_requests_are_counted() -> No
     (row,) = extractor.rows(sample({"age": 1}, b"{"))
     assert row.columns == {"input.age": 1.0, "input.country": None}
     assert extractor.unreadable == 2
+
+
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [
+        (b"--x\r\n\r\n\r\n" * 5000, "multipart/form-data; boundary=x"),
+        (b"a=1&" * 5000, "application/x-www-form-urlencoded"),
+        (b"1\n" * 300_000, "text/csv"),
+    ],
+)
+def test_a_request_of_very_many_parts_is_not_read(body: bytes, kind: str) -> None:
+    extractor = Extractor(MonitorConfig())
+    assert extractor.rows(sample(body, kind=kind)) == []
+    assert extractor.unreadable == 1
 
 
 def test_answers_that_fit_no_rows_are_ignored() -> None:

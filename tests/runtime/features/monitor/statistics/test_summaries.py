@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_archiver.monitor.baseline import OTHERS, CategorySummary, MonitorBaseline, NumberSummary
+from tsx_archiver.errors import CannotPack
+from tsx_archiver.monitor.baseline import (
+    OTHERS,
+    CategorySummary,
+    MonitorBaseline,
+    NumberSummary,
+    parse_baseline,
+)
 from tsx_runtime.features.monitor.statistics.summaries import bin_column, summarize
 
 
@@ -67,3 +77,18 @@ def test_columns_without_values_can_be_compared_later() -> None:
     summary = numbers_of(None, None)
     assert (summary.count, summary.missing) == (0, 2)
     assert bin_column([1.0, None], summary).counts == (1,)
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        {"x": {"kind": "number", "count": 10**400, "edges": [1.0], "counts": [1, 1]}},
+        {"x": {"kind": "number", "count": 2, "edges": [float("nan")], "counts": [1, 1]}},
+        {"x": {"kind": "category", "count": 1, "counts": {"a": 10**400}}},
+        {str(number): {"kind": "category", "count": 0} for number in range(1001)},
+    ],
+)
+def test_a_baseline_that_was_edited_badly_is_refused(columns: object) -> None:
+    text = json.dumps({"rows": 1, "created": 1.0, "columns": columns}).encode()
+    with pytest.raises(CannotPack, match="tsx monitor baseline"):
+        parse_baseline(text, "it")

@@ -227,6 +227,36 @@ def test_the_history_is_bounded(random: np.random.Generator) -> None:
     assert len(windows.drifts()[0].history) == 500
 
 
+def test_the_histories_of_many_columns_are_shorter(
+    windows: VersionWindows, random: np.random.Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tsx_runtime.features.monitor.statistics.windows.MAX_POINTS", 6)
+    feed(windows, random, 500)
+    assert [len(drift.history) for drift in windows.drifts()] == [3, 3]
+
+
+def test_answers_with_ever_new_keys_have_a_bounded_number_of_columns(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("tsx_runtime.features.monitor.statistics.windows.MAX_COLUMNS", 5)
+    windows = VersionWindows(MonitorConfig(window_samples=300))
+    for row in range(3000):
+        windows.add(facts({f"answer.{row // 300}": 1.0}), float(row))
+    assert windows.state.windows == 10
+    assert len(windows.drifts()) == 5
+
+
+def test_a_clock_that_is_set_back_hides_no_drift(
+    windows: VersionWindows, random: np.random.Generator
+) -> None:
+    windows.add(facts(draw(random)), 1e9)
+    feed(windows, random, 99)
+    windows.add(facts(draw(random, mean=2.0)), 1e6)
+    feed(windows, random, 199, mean=2.0)
+    assert windows.state.latest < 2e6
+    assert [drift.alarm for drift in windows.drifts() if drift.column == "input.x"] == [True]
+
+
 Images = NDArray[np.float64]
 
 
