@@ -15,7 +15,7 @@ import pytest
 
 from tests.runtime.features.monitor.process.local_monitor import CAT, LocalMonitor
 from tests.runtime.features.monitor.process.monitor_client import MonitorClient
-from tsx_runtime.features.monitor.messages import FRAME
+from tsx_runtime.features.monitor.messages import FRAME, encode_frame
 from tsx_runtime.features.monitor.process import main
 
 Start = Callable[..., MonitorClient]
@@ -160,17 +160,14 @@ def test_a_result_that_no_frame_can_have_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(main, "MAX_HEAD_BYTES", 300)
-    frames = os.pipe(), os.pipe(), os.pipe()
-    (source, requests), (results, target), (wakeup, _) = frames
-    head = {"kind": "call", "id": 7, "operation": "report", "arguments": {"model": "m"}}
-    text = json.dumps(head).encode()
-    os.write(requests, FRAME.pack(len(text), 0) + text)
+    (source, requests), (results, target) = os.pipe(), os.pipe()
+    call = {"kind": "call", "id": 7, "operation": "report", "arguments": {"model": "m"}}
+    os.write(requests, encode_frame(call))
     os.close(requests)
     monitor = LocalMonitor(str(tmp_path / "monitor.sqlite")).monitor
-    main.MonitorProcess(monitor, target, None).run(source, wakeup)
-    os.close(target)
-    answers = main.take_frames(bytearray(os.read(results, 1 << 16)))
-    by_kind = {json.loads(head)["kind"]: json.loads(head) for head, _ in answers}
-    assert by_kind["result"]["status"] == 500
-    for descriptor in (source, results, wakeup, frames[2][1]):
-        os.close(descriptor)
+    with os.fdopen(target, "wb") as output:
+        main.MonitorProcess(monitor, output).run(source)
+    with os.fdopen(results, "rb") as frames:
+        text = frames.read()
+    assert b'"status": 500' in text
+    os.close(source)

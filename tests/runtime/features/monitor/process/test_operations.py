@@ -90,8 +90,8 @@ def test_the_counts_of_corrected_truths_do_not_stay(location: str) -> None:
         server.feed({"request_id": "a", "truth": f"class {number}", "replace": True})
     store = server.monitor.store
     store.expire()
-    (row,) = store.read("SELECT COUNT(*) FROM tsx_monitor_counts WHERE kind = 1")
-    assert row[0] == 1
+    (row,) = store.read("SELECT COUNT(*) AS rows FROM tsx_monitor_counts WHERE kind = 1")
+    assert row["rows"] == 1
 
 
 def test_a_recorded_request_is_found_with_its_answer(tmp_path: Path) -> None:
