@@ -7,7 +7,7 @@ stdout. The kinds of messages to the process (`kind` of the head):
 | kind | head | body |
 |---|---|---|
 | `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now), `recordings` (the directory of its recordings, or null) | the file of its baseline, or empty |
-| `end` | `model`, and `version` or null for all | |
+| `end` | `model`, `version` | |
 | `sample` | `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies | the request's and the answer's body |
 | `call` | `id`, `operation`, `arguments` | the body of the request |
 
@@ -34,6 +34,7 @@ from typing import Any, NamedTuple
 
 FRAME = struct.Struct("!II")
 MAX_HEAD_BYTES = 64 << 20
+STORE_VARIABLE = "TSX_MONITOR_STORE"  # the store; other users can read a process's arguments
 
 
 class MonitorSample(NamedTuple):
@@ -64,7 +65,6 @@ class VersionState(NamedTuple):
     feedback: int  # answers whose truth is known
     accuracy: float | None
     mean_error: float | None  # mean absolute error
-    problem: str | None  # why something is not computed
 
 
 def encode_frame(head: Mapping[str, Any], *body: bytes) -> bytes:

@@ -14,14 +14,18 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO
 
 from tsx_runtime.errors import TsxError, error_body
-from tsx_runtime.features.monitor.messages import FRAME, MonitorSample, encode_frame
+from tsx_runtime.features.monitor.messages import (
+    FRAME,
+    STORE_VARIABLE,
+    MonitorSample,
+    encode_frame,
+)
 from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.monitor import COMMIT_S, Monitor
 from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
-STORE_VARIABLE = "TSX_MONITOR_STORE"  # a file or URL; other users can read arguments
 
 
 class MonitorProcess:
