@@ -26,7 +26,7 @@ from tsx_runtime.features.monitor.messages import FRAME, MAX_HEAD_BYTES, Version
 MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that the process has not read
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0  # limit for the process to store everything and to end
-PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # before a further start; it doubles with each failure
+PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # pause before another start; it doubles with each failure
 MAX_SILENCE_S = 60.0  # A process that reads and writes nothing for this long is killed.
 HEALTHY_S = 60.0  # A process that ran this long did not fail at its start.
 

@@ -89,8 +89,8 @@ class MonitorManager:
     def __init__(self, registry: Registry) -> None:
         settings = MonitorSettings.of(registry.settings)
         self.registry = registry
-        self.samplers: dict[str, RequestSampler] = {}  # by the names of the monitored models
-        self.states: dict[tuple[str, str], VersionState] = {}  # by model and version
+        self.samplers: dict[str, RequestSampler] = {}  # keys: names of monitored models
+        self.states: dict[tuple[str, str], VersionState] = {}  # keys: model and version
         self._is_enabled = False
         # What the process was told about each version, without and with the baseline.
         self._announced: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}

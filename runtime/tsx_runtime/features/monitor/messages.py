@@ -46,7 +46,7 @@ class MonitorSample(NamedTuple):
     at: float  # seconds since 1970 at which the request had arrived
     seconds: float  # the time until the answer
     status: int
-    headers: Mapping[str, str]  # of the request, with lower-case names: type and declared ones
+    headers: Mapping[str, str]  # lower-case names; the content type, and declared headers
     answer_type: str  # the content type of the answer
     body: bytes
     answer: bytes
