@@ -157,7 +157,10 @@ class MonitorChannel:
         private_directory(self._lock_path.parent)
         with closing(FileLock(self._lock_path)) as lock:
             if not lock.lock_exclusive(wait=False):
-                raise OSError(f"another server uses monitor_store ({self._lock_path})")
+                raise OSError(
+                    f"another server uses monitor_store ({self._lock_path}); name another file, or"
+                    " PostgreSQL for several servers"
+                )
             yield
 
     async def _run_process(self) -> int:

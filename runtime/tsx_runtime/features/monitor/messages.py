@@ -2,23 +2,24 @@
 
 A message is a frame: the sizes of its head and of its body as two 32-bit big-endian numbers, the
 head as JSON, and the body as bytes. The process reads frames from stdin and writes frames to
-stdout. The kinds of messages to the process (`kind` of the head):
+stdout. `kind` in the head is the kind of the message. Messages to the process, with the other
+members of their heads:
 
-| kind | head | body |
-|---|---|---|
-| `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now), `recordings` (the directory of its recordings, or null) | the file of its baseline, or empty |
-| `end` | `model`, `version` | |
-| `sample` | `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies | the request's and the answer's body |
-| `call` | `id`, `operation`, `arguments` | the body of the request |
+- `version`: `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature`
+  (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now)
+  and `recordings` (the directory of its recordings, or null). The body is the file of the baseline,
+  or empty.
+- `end`: `model` and `version`.
+- `sample`: `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies.
+  The body is the request's and the answer's body.
+- `call`: `id`, `operation` and `arguments`. The body is that of the request.
 
 A version is announced again after each change, and with all others after the process was started
-again. The kinds of messages from the process:
+again. Messages from the process:
 
-| kind | head | body |
-|---|---|---|
-| `ready` | `problem`: why the store cannot be used, or null | |
-| `result` | `id`, `status` | the JSON of the response |
-| `state` | `states`: a list of `VersionState` | |
+- `ready`: `problem`, which is why the store cannot be used, or null.
+- `result`: `id` and `status`. The body is the JSON of the response.
+- `state`: `states`, a list of `VersionState`.
 
 The operations of `call` are `feedback`, `report`, `contests`, `answer_contest`, `quality`, `worst`
 and `request`; see `process/operations.py`. The body of a `result` whose status is not 200 is an

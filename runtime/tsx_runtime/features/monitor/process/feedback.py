@@ -266,8 +266,8 @@ def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
     )
     if row.prediction is None or label is None or not is_class:
         message = (
-            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its class"
-            " or number is elsewhere, name the path as `prediction` of `monitor`"
+            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its"
+            " class or number is elsewhere, name the path as `prediction` of `monitor`"
         )
         raise _Rejected("wrong_type", message)
     return row._replace(truth=label, error=float(label != row.prediction))
