@@ -192,7 +192,7 @@ def rendered() -> dict[str, set[str]]:
     list(fill(families, reading))
     list(fill_handler_metrics(families, reading))
     model_labels = {"model_name": "m", "model_version": "1", "hostname": "host"}
-    state = VersionState("m", "1", 1, 1, 0.1, ["input.age"], {"input.age": 0.1}, 1, 0.9, 0.1, None)
+    state = VersionState("m", "1", 1, 1, 0.1, ["input.age"], {"input.age": 0.1}, 1, 0.9, 0.1)
     add_state(families, state, model_labels)
     add_process(families, Mock(samplers={"m": Mock(dropped=Counter())}), "host")
     add_jobs(families, JobReading(job_stats(), {}, {("m", "queued"): 1}, {"m": 1.0}), "host")

@@ -9,7 +9,7 @@ from pydantic.alias_generators import to_camel
 
 from tsx_archiver.quantities import for_text, parse_percent, parse_seconds
 
-HEADER_PREFIX = "header:"  # in a path, the value of a request header follows
+HEADER_PREFIX = "header:"  # In a path, the name of a request header follows it.
 
 FieldKind = Literal["number", "category", "text", "image", "embedding", "ignore"]
 FieldPath = Annotated[str, StringConstraints(min_length=1, max_length=200)]

@@ -92,7 +92,7 @@ def send_feedback(server: Server, model: str, file: str, status: StatusLine) -> 
                 errors.append({"line": lines[index], **problem, "message": message})
         status.update(f"{sum(stored.values()):,} items are stored")
     if not errors and not sum(stored.values()):
-        raise CliError(f"{file} has no items")
+        raise CliError(f"{file} has no items; an item has request_id or key, and truth")
     return {"model": model, **stored, "errors": errors}
 
 

@@ -46,7 +46,7 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
             monitor.work(math.inf)
             report = Operations(monitor).report(b"", name).model_dump(mode="json")
     if not report["versions"]:
-        raise CliError(f"there are no requests in {source}")
+        raise CliError(f"{source} has no requests; record some: tsx models record {name}")
     return report
 
 

@@ -10,15 +10,17 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.markup import escape
 
+from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_cli.common.client import AnswerCommand, Server, path
-from tsx_cli.common.failure import FAILED, CliError, UsageError
+from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.management import Addresses, with_both, with_server
 from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
 from tsx_cli.common.output import one_line, print_json, print_result, print_table
 from tsx_cli.common.status_line import StatusLine
+from tsx_runtime.settings.schema import Settings
 
 POLL_INTERVAL_S = 5.0
-UNDECIDED = 3  # the exit code of a comparison without a decision
+UNDECIDED = DRIFTED = 3  # exit codes of a comparison without a decision, and of a drift
 CONTEST_COLUMNS = ("id", "version", "prediction", "reason", "state", "response", "truth")
 
 Archive = Annotated[
@@ -111,7 +113,10 @@ def compare(
     versions: Annotated[
         str | None, typer.Option(metavar="OLD,NEW", help="The versions; by default the newest two.")
     ] = None,
-    metric: Annotated[Literal["accuracy", "mean_error"] | None, typer.Option()] = None,
+    metric: Annotated[
+        Literal["accuracy", "mean_error"] | None,
+        typer.Option(help="By default the first that both versions have."),
+    ] = None,
     watch: Annotated[bool, typer.Option("--watch", help="Wait until there is a decision.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -139,15 +144,14 @@ def analyze(
 ) -> None:
     """Compare recorded requests with the baseline of an archive, without a server.
 
-    Exit code 0: nothing has drifted in the last window of any version; 1: something has.
+    Exit code 0: nothing has drifted in the last window of any version; 3: something has.
     """
-    from tsx_cli.monitor.analysis import analyze_recordings  # slow imports
-    from tsx_cli.monitor.tables import show_report
+    from tsx_cli.monitor.tables import show_report  # a slow import
 
-    result = analyze_recordings(model, source, read_settings(config)[0])
+    result = _analyze(model, source, read_settings(config)[0])
     print_result(result, as_json, show_report)
     if any(version["alarm"] for version in result["versions"]):
-        raise typer.Exit(FAILED)
+        raise typer.Exit(DRIFTED)
 
 
 @app.command(cls=AnswerCommand)
@@ -213,13 +217,17 @@ def report(
 ) -> None:
     """Write the model card and report for a review, as one HTML file."""
     from tsx_cli.monitor import page, review  # slow imports
-    from tsx_cli.monitor.analysis import analyze_recordings
 
     settings, server, files = read_settings(None)[0], servers.management, archives or []
     parts: dict[str, list[Any]] = {"served": [], "contests": [], "worst": []}
     if source is not None:
         files = files or [Path(model)]
-        content = analyze_recordings(Path(model), source, settings)
+        content = _analyze(Path(model), source, settings)
+    elif model.endswith(ARCHIVE_SUFFIXES):
+        raise UsageError(
+            f"{model} is an archive: give --from RECORDINGS to compare with its baseline, or the"
+            " name of a served model"
+        )
     else:
         address = path("models", model)
         content = server.call_json("GET", f"{address}/monitor")
@@ -260,6 +268,15 @@ def export(
             file.write(b"" if failed else encode_capture(entry))
             counts[failed] += 1
     print(f"{output}: {counts[False]} requests, without {counts[True]} that failed")
+
+
+def _analyze(model: Path, source: str, settings: Settings) -> dict[str, Any]:
+    from tsx_runtime.features.monitor.settings import check_packages  # slow imports
+
+    check_packages("The analysis of recordings")
+    from tsx_cli.monitor.analysis import analyze_recordings  # needs the extra monitor
+
+    return analyze_recordings(model, source, settings)
 
 
 def _comparison(

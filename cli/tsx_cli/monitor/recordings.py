@@ -30,7 +30,10 @@ def read_any(address: str, s3_endpoint: str | None = None) -> Iterator[Recorded]
     sources = Sources([address], None, S3(s3_endpoint))
     files = sorted((file for file in sources if file.url.endswith(SUFFIXES)), key=_start)
     if not files:
-        raise CliError(f"{address} contains neither a *{SUFFIX} nor a *{CAPTURE_SUFFIX}")
+        raise CliError(
+            f"{address} contains neither a *{SUFFIX} nor a *{CAPTURE_SUFFIX}; name a recording,"
+            " SageMaker's data capture, or a directory or prefix with such files"
+        )
     for file in files:
         parts = file.url.split("/")
         # SageMaker's layout is ENDPOINT/VARIANT/yyyy/mm/dd/hh/FILE.

@@ -22,7 +22,7 @@ def show_report(content: dict[str, Any]) -> None:
         print(f"{name}: not monitored; `tsx models monitor {name} --share 5%` starts it")
     else:
         share = f"{report.config.share:g} % of the requests are examined"
-        print(f"{name}: {share}; not examined: {', '.join(dropped) or 'none'}")
+        print(f"{name}: {share}" + (f"; dropped: {', '.join(dropped)}" if dropped else ""))
     for version in report.versions:
         _show_version(version)
     for comparison in report.comparisons:
@@ -35,7 +35,8 @@ def show_report(content: dict[str, Any]) -> None:
 
 def _show_version(version: VersionReport) -> None:
     compared = f"baseline: {version.baseline}, {version.baseline_rows:,} rows"
-    seen = f"{version.samples:,} samples, {version.windows} windows"
+    counts = {"sample": version.samples, "window": version.windows}
+    seen = ", ".join(f"{count:,} {noun}{'s' * (count != 1)}" for noun, count in counts.items())
     print(f"\nversion {one_line(version.version)}: {seen}; {compared}")
     if version.problem:
         print(one_line(version.problem))

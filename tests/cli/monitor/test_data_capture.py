@@ -93,7 +93,7 @@ def test_a_recording_is_exported_without_failed_requests(run: Run, tmp_path: Pat
     )
     failed = entry._replace(status=500, answer=b"error")
     (tmp_path / "m.tsxrec").write_bytes(file_head("m") + encode(entry) + encode(failed))
-    capture, other = tmp_path / "capture.jsonl", tmp_path / "other.jsonl"
+    capture, unwritten = tmp_path / "capture.jsonl", tmp_path / "other.jsonl"
     written = run("monitor export", tmp_path / "m.tsxrec", "-o", capture)
     assert (written.code, written.out) == (0, f"{capture}: 1 requests, without 1 that failed\n")
     assert json.loads(capture.read_text()) == {
@@ -118,6 +118,6 @@ def test_a_recording_is_exported_without_failed_requests(run: Run, tmp_path: Pat
         },
         "eventVersion": "0",
     }
-    missing = run("monitor export missing.tsxrec -o", other)
+    missing = run("monitor export missing.tsxrec -o", unwritten)
     assert (missing.code, "missing.tsxrec" in missing.err) == (1, True)
-    assert not other.exists()
+    assert not unwritten.exists()

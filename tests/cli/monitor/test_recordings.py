@@ -30,7 +30,7 @@ def s3() -> Iterator[Any]:
 
 
 @pytest.fixture(params=["directory", "S3"])
-def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any, Any]]:
+def location(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, Any, Any]]:
     """Return a directory or a prefix, a function that writes a file there, and an endpoint."""
     if request.param == "directory":
 
@@ -50,9 +50,9 @@ def place(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str,
 
 
 def test_recordings_of_several_servers_are_read_by_their_starts(
-    place: tuple[str, Any, Any],
+    location: tuple[str, Any, Any],
 ) -> None:
-    source, write, endpoint = place
+    source, write, endpoint = location
     write("m/pod-b/20260214T172549-000000.tsxrec", recording(1, 2))
     write("m/pod-a/20260214T172550-000000.tsxrec", recording(3, 4))
     write("m/pod-b/20260214T172551-000000.tsxrec", recording(5))
@@ -62,8 +62,8 @@ def test_recordings_of_several_servers_are_read_by_their_starts(
     ]
 
 
-def test_a_capture_of_an_endpoint_is_read_by_hours(place: tuple[str, Any, Any]) -> None:
-    source, write, endpoint = place
+def test_a_capture_of_an_endpoint_is_read_by_hours(location: tuple[str, Any, Any]) -> None:
+    source, write, endpoint = location
     times = {"18": "2026-02-14T18:25:49Z", "17": "2026-02-14T17:25:49Z"}
     for hour, time in times.items():
         line = DOCUMENTED.replace("2022-02-14T17:25:49Z", time)
@@ -75,8 +75,8 @@ def test_a_capture_of_an_endpoint_is_read_by_hours(place: tuple[str, Any, Any]) 
     assert [entry.at for entry in read_any(only, endpoint)] == [second.at]
 
 
-def test_missing_and_damaged_files_are_named(place: tuple[str, Any, Any]) -> None:
-    source, write, endpoint = place
+def test_missing_and_damaged_files_are_named(location: tuple[str, Any, Any]) -> None:
+    source, write, endpoint = location
     write("notes.txt", b"")
     with pytest.raises(CliError, match=r"contains neither a \*\.tsxrec nor a \*\.jsonl"):
         list(read_any(source, endpoint))

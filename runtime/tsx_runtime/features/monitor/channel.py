@@ -26,7 +26,7 @@ from tsx_runtime.features.monitor.messages import FRAME, MAX_HEAD_BYTES, Version
 MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that the process has not read
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0  # limit for the process to store everything and to end
-PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # before a further start; it doubles with each failure
+PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # pause before another start; it doubles with each failure
 MAX_SILENCE_S = 60.0  # A process that reads and writes nothing for this long is killed.
 HEALTHY_S = 60.0  # A process that ran this long did not fail at its start.
 
@@ -157,7 +157,10 @@ class MonitorChannel:
         private_directory(self._lock_path.parent)
         with closing(FileLock(self._lock_path)) as lock:
             if not lock.lock_exclusive(wait=False):
-                raise OSError(f"another server uses monitor_store ({self._lock_path})")
+                raise OSError(
+                    f"another server uses monitor_store ({self._lock_path}); name another file, or"
+                    " PostgreSQL for several servers"
+                )
             yield
 
     async def _run_process(self) -> int:

@@ -20,6 +20,7 @@ class MonitorFeature(Feature):
         registry.quality_source = MonitoredQuality(self.manager)
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
+        # Requests take the usual way: this only refuses a model that cannot be monitored.
         setting = MonitorModelSettings.of(self.registry.settings.models, version.name).monitor
         if version.config.monitor if setting is None else setting:
             check_packages(f"monitor of model {version.name}")

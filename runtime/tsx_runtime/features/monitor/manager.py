@@ -23,7 +23,7 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import Conflict
 from tsx_runtime.features.monitor.channel import MonitorChannel
-from tsx_runtime.features.monitor.messages import VersionState, encode_frame
+from tsx_runtime.features.monitor.messages import STORE_VARIABLE, VersionState, encode_frame
 from tsx_runtime.features.monitor.settings import MonitorSettings, store_location
 from tsx_runtime.settings.fields import POSTGRES
 from tsx_runtime.shared.redaction import is_secret_header
@@ -31,7 +31,6 @@ from tsx_runtime.shared.safe_path import run_module
 from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
 COMMAND = (sys.executable, *run_module("tsx_runtime.features.monitor.process.main"))
-STORE_VARIABLE = "TSX_MONITOR_STORE"  # Other users can read the arguments of a process.
 MAX_SAMPLE_BYTES = 4 << 20  # limit of a sample's body, and of its answer
 EXPLANATION = b"\r\nexplain: True\r\n"  # the header of a request whose answer is an explanation
 
@@ -91,8 +90,8 @@ class MonitorManager:
     def __init__(self, registry: Registry) -> None:
         settings = MonitorSettings.of(registry.settings)
         self.registry = registry
-        self.samplers: dict[str, RequestSampler] = {}  # by the names of the monitored models
-        self.states: dict[tuple[str, str], VersionState] = {}  # by model and version
+        self.samplers: dict[str, RequestSampler] = {}  # keys: names of monitored models
+        self.states: dict[tuple[str, str], VersionState] = {}  # keys: model and version
         self._is_enabled = False
         # What the process was told about each version, without and with the baseline.
         self._announced: dict[tuple[str, str], tuple[dict[str, Any], bytes]] = {}
@@ -130,7 +129,7 @@ class MonitorManager:
         return self.samplers.get(name)
 
     def set(self, name: str, config: MonitorConfig | None) -> None:
-        """Monitor a model, or with None do not; this is saved.
+        """Turn the monitoring of a model on, or with None off, and save that.
 
         Raises:
             ModelNotFound: No model has this name.
@@ -141,11 +140,11 @@ class MonitorManager:
         self._update(name)
 
     def check_store(self, name: str) -> None:
-        """Check that there may be stored answers of a model.
+        """Check that answers of a model can be stored.
 
         Raises:
             ModelNotFound: No model has this name.
-            Conflict: There are none.
+            Conflict: There is no store, or no model has been monitored.
         """
         sampler = self.find(name)
         if self._store is None:

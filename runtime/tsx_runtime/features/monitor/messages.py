@@ -2,23 +2,24 @@
 
 A message is a frame: the sizes of its head and of its body as two 32-bit big-endian numbers, the
 head as JSON, and the body as bytes. The process reads frames from stdin and writes frames to
-stdout. The kinds of messages to the process (`kind` of the head):
+stdout. `kind` in the head is the kind of the message. Messages to the process, with the other
+members of their heads:
 
-| kind | head | body |
-|---|---|---|
-| `version` | `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature` (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now), `recordings` (the directory of its recordings, or null) | the file of its baseline, or empty |
-| `end` | `model`, and `version` or null for all | |
-| `sample` | `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies | the request's and the answer's body |
-| `call` | `id`, `operation`, `arguments` | the body of the request |
+- `version`: `model`, `version`, `config` (`MonitorConfig`), `fields` (of the handler), `signature`
+  (input schema), `registered` (seconds since 1970), `recording` (whether the model is recorded now)
+  and `recordings` (the directory of its recordings, or null). The body is the file of the baseline,
+  or empty.
+- `end`: `model` and `version`.
+- `sample`: `sizes` (of request and answer), and the fields of `MonitorSample` except the bodies.
+  The body is the request's and the answer's body.
+- `call`: `id`, `operation` and `arguments`. The body is that of the request.
 
 A version is announced again after each change, and with all others after the process was started
-again. The kinds of messages from the process:
+again. Messages from the process:
 
-| kind | head | body |
-|---|---|---|
-| `ready` | `problem`: why the store cannot be used, or null | |
-| `result` | `id`, `status` | the JSON of the response |
-| `state` | `states`: a list of `VersionState` | |
+- `ready`: `problem`, which is why the store cannot be used, or null.
+- `result`: `id` and `status`. The body is the JSON of the response.
+- `state`: `states`, a list of `VersionState`.
 
 The operations of `call` are `feedback`, `report`, `contests`, `answer_contest`, `quality`, `worst`
 and `request`; see `process/operations.py`. The body of a `result` whose status is not 200 is an
@@ -34,6 +35,7 @@ from typing import Any, NamedTuple
 
 FRAME = struct.Struct("!II")
 MAX_HEAD_BYTES = 64 << 20
+STORE_VARIABLE = "TSX_MONITOR_STORE"  # the store; other users can read a process's arguments
 
 
 class MonitorSample(NamedTuple):
@@ -45,7 +47,7 @@ class MonitorSample(NamedTuple):
     at: float  # seconds since 1970 at which the request had arrived
     seconds: float  # the time until the answer
     status: int
-    headers: Mapping[str, str]  # of the request, with lower-case names: type and declared ones
+    headers: Mapping[str, str]  # lower-case names; the content type, and declared headers
     answer_type: str  # the content type of the answer
     body: bytes
     answer: bytes
@@ -64,7 +66,6 @@ class VersionState(NamedTuple):
     feedback: int  # answers whose truth is known
     accuracy: float | None
     mean_error: float | None  # mean absolute error
-    problem: str | None  # why something is not computed
 
 
 def encode_frame(head: Mapping[str, Any], *body: bytes) -> bytes:

@@ -25,6 +25,7 @@ MAX_WAITING_BYTES = 32 << 20
 TIMEOUT_S = 5.0
 MAX_ANSWER_BYTES = 1 << 16
 MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 60.0  # pauses after failures
+SOURCE = "tsx"
 TYPE = "org.kubeflow.serving.inference."
 
 logger = logging.getLogger("tsx.monitor")
@@ -40,16 +41,14 @@ class EventSender:
         problem: Why the last sample was not accepted.
     """
 
-    def __init__(self, url: str, source: str = "tsx", namespace: str = "") -> None:
-        """Start the thread; `source` and a namespace of Kubernetes tell where samples are from."""
+    def __init__(self, url: str) -> None:
+        """Start the thread."""
         self.sent = 0
         self.dropped, self.failed = Counter[str](), Counter[str]()
         self.problem: str | None = None
         self._url = url
-        self._source = source
-        self._namespace = namespace
         self._samples: queue.SimpleQueue[MonitorSample | None] = queue.SimpleQueue()
-        # Each is changed by one thread, and their difference waits.
+        # One thread changes each number, and their difference is the number of waiting bytes.
         self._queued_bytes = self._done_bytes = 0
         self._closed = threading.Event()
         self._pool = urllib3.PoolManager(
@@ -78,7 +77,7 @@ class EventSender:
         pause = MIN_PAUSE_S
         while (sample := self._samples.get()) is not None and not self._closed.is_set():
             try:
-                for headers, body in events_of(sample, self._source, self._namespace):
+                for headers, body in events_of(sample):
                     self._post(headers, body)
             except (urllib3.exceptions.HTTPError, ValueError) as error:
                 self.failed[sample.model] += 1
@@ -103,17 +102,14 @@ class EventSender:
             raise ValueError(f"the receiver has answered {response.status}")
 
 
-def events_of(
-    sample: MonitorSample, source: str, namespace: str
-) -> Iterator[tuple[dict[str, str], bytes]]:
+def events_of(sample: MonitorSample) -> Iterator[tuple[dict[str, str], bytes]]:
     """Yield the headers and the bodies of the events of a sample."""
     common = {
         "ce-specversion": "1.0",
         "ce-id": sample.request_id,
-        "ce-source": source,
+        "ce-source": SOURCE,
         "ce-inferenceservicename": sample.model,
         "ce-modelversion": sample.version,
-        **({"ce-namespace": namespace} if namespace else {}),
     }
     parts = [("request", sample.at, sample.headers.get("content-type", ""), sample.body)]
     if sample.status < 400:

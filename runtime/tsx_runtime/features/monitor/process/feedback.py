@@ -112,9 +112,11 @@ def parse_body(body: bytes) -> list[Any]:
     return items
 
 
-def describe(error: ValidationError) -> str:
-    first = error.errors(include_url=False)[0]
-    return f"{'.'.join(map(str, first['loc']))}: {first['msg']}".removeprefix(": ")
+def first_problem(error: ValidationError) -> str:
+    """Return the path and the message of the first problem."""
+    problem = error.errors(include_url=False)[0]
+    path, message = ".".join(map(str, problem["loc"])), problem["msg"]
+    return f"{path}: {message}".removeprefix(": ").replace("Value error, ", "", 1)
 
 
 class FeedbackJoin:
@@ -139,7 +141,7 @@ class FeedbackJoin:
             try:
                 items[index] = FeedbackItem.model_validate(entry)
             except ValidationError as error:
-                errors[index] = "invalid", describe(error)
+                errors[index] = "invalid", first_problem(error)
         rows = self._read(items.values())
         for row in rows:
             self._rows[row.request_id][row[2:4]] = row
@@ -269,8 +271,8 @@ def _judge(row: MonitoredAnswer, truth: Any) -> MonitoredAnswer:
     )
     if row.prediction is None or label is None or not is_class:
         message = (
-            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its class"
-            " or number is elsewhere, name the path as `prediction` of `monitor`"
+            f"the truth {reprlib.repr(truth)} does not fit the answer {row.prediction}; if its"
+            " class or number is elsewhere, name the path as `prediction` of `monitor`"
         )
         raise _Rejected("wrong_type", message)
     return row._replace(truth=label, error=float(label != row.prediction))

@@ -17,6 +17,7 @@ from tsx_runtime.errors import TsxError, error_body
 from tsx_runtime.features.monitor.messages import (
     FRAME,
     MAX_HEAD_BYTES,
+    STORE_VARIABLE,
     MonitorSample,
     encode_frame,
 )
@@ -26,7 +27,6 @@ from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
 NICENESS = 10
-STORE_VARIABLE = "TSX_MONITOR_STORE"  # a file or URL; other users can read arguments
 
 
 class MonitorProcess:

@@ -120,7 +120,7 @@ class MonitoredVersion:
         parts: Any = {"fields": True, "signature": True, "config": {"fields", "prediction"}}
         return self.message.model_dump_json(include=parts)
 
-    def state(self, store_problem: str | None) -> VersionState:
+    def state(self) -> VersionState:
         windows, drifts = self.windows.state, self.windows.state.drifts.items()
         return VersionState(
             model=self.message.model,
@@ -130,7 +130,6 @@ class MonitoredVersion:
             drift=windows.drift,
             drifted=[name for name, drift in drifts if drift.alarm],
             fields={name: drift.psi for name, drift in drifts if drift.psi is not None},
-            problem=self.problem or store_problem,
             **self.totals,
         )
 
@@ -287,7 +286,7 @@ class Monitor:
             return []
         pause = max(STATE_S, PAUSE_FACTOR * (time.time() - now))
         self._state_at = now + min(MAX_STATE_S, pause)
-        return [version.state(self.store_problem) for version in self._versions.values()]
+        return [version.state() for version in self._versions.values()]
 
     def flush(self) -> None:
         """Store what waits.

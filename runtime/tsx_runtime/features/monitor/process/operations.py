@@ -29,7 +29,7 @@ from tsx_runtime.errors import (
 from tsx_runtime.features.monitor.process.feedback import (
     FeedbackJoin,
     FeedbackPart,
-    describe,
+    first_problem,
     parse_body,
 )
 from tsx_runtime.features.monitor.process.monitor import Monitor, MonitoredVersion
@@ -144,7 +144,7 @@ class Operations:
             AttributeError, TypeError: There is no such operation, or it has other arguments.
         """
         if operation != "report":
-            self._monitor.flush()  # so that the last answers are found
+            self._monitor.flush()  # The operation must find the last answers.
         return to_json(getattr(self, operation)(body, **arguments))
 
     def feedback(self, body: bytes, model: str) -> FeedbackResult:
@@ -161,7 +161,7 @@ class Operations:
             dropped: The samples by reason that the server did not send.
         """
         versions, config = self._monitor.versions_of(model), self._monitor.config_of(model)
-        stored = defaultdict[str, Any](partial(defaultdict, list))  # by version and query
+        stored = defaultdict[str, Any](partial(defaultdict, list))  # keys: version, query
         contests, problem = 0, self._monitor.store_problem
         recent = int((time.time() - RECENT_S) // 3600)
         try:
@@ -196,7 +196,9 @@ class Operations:
         try:
             answer = ContestAnswer.model_validate_json(body)
         except ValidationError as error:
-            raise BadRequest(f"The answer to a contest is wrong: {describe(error)}.") from error
+            raise BadRequest(
+                f"The answer to a contest is wrong: {first_problem(error)}."
+            ) from error
         with self._store.transaction() as connection:
             row = connection.execute(text(CONTEST), {"model": model, "id": id}).first()
             if row is None:

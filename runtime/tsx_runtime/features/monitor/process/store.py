@@ -15,7 +15,15 @@ from sqlalchemy.exc import SQLAlchemyError
 from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.private_directory import private_directory, private_opener
 from tsx_runtime.errors import StoreUnavailable
+from tsx_runtime.settings.fields import POSTGRES
 
+SCHEMA_VERSION = 1  # a change of TABLES raises it
+# The first server that opens a store writes the version into it.
+SCHEMA_TABLE = (
+    "CREATE TABLE IF NOT EXISTS tsx_monitor_schema (version INTEGER NOT NULL)",
+    f"INSERT INTO tsx_monitor_schema SELECT {SCHEMA_VERSION}"
+    " WHERE NOT EXISTS (SELECT * FROM tsx_monitor_schema)",
+)
 # A count is of answers with the same hour, group, class and truth. The attribute '' stands for all
 # answers, and its value is the confidence's decile. The kind is 0 for answers whose truth is not
 # known, 1 for those with a true class and 2 for those with a true number, whose errors are summed.
@@ -53,7 +61,6 @@ CREATE TABLE IF NOT EXISTS tsx_monitor_contests (
   UNIQUE (model, request_id, version)
 )
 """
-POSTGRES = ("postgresql://", "postgres://")
 MAX_NAME_CHARS = 500  # PostgreSQL cannot index a key of more than 2,700 bytes.
 TIMEOUT_S = 5  # limit of the wait for a connection, during which nothing else is done
 # Servers that start together make the tables one by one, by the number of an advisory lock.
@@ -186,7 +193,17 @@ class MonitorStore:
         engine = self._postgres_engine() if self._is_postgres else self._sqlite_engine()
         first = LOCK_TABLES if self._is_postgres else "PRAGMA journal_mode=WAL"
         with engine.begin() as connection:
-            for statement in (first, *TABLES.split(";")):
+            for statement in (first, *SCHEMA_TABLE):
+                connection.execute(text(statement))
+            version = connection.scalar(text("SELECT version FROM tsx_monitor_schema"))
+            if version != SCHEMA_VERSION:
+                release = "a newer" if version > SCHEMA_VERSION else "an older"
+                raise StoreUnavailable(
+                    f"The store of monitoring, {self._label}, has the tables of {release} release"
+                    f" (version {version}; this release has {SCHEMA_VERSION}). Start that release,"
+                    " or name another monitor_store."
+                )
+            for statement in TABLES.split(";"):
                 connection.execute(text(statement))
         return engine
 

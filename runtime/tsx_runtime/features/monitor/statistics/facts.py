@@ -163,7 +163,7 @@ def describe_answer(answer: Any) -> Facts:
     if (label := category_of(answer)) is not None:
         return {"class": label}
     facts: Facts = {}
-    others: Any = {}
+    details: Any = {}
     scores = _scores_of(answer)
     if isinstance(answer, dict) and not scores:
         for name, value in answer.items():
@@ -174,13 +174,13 @@ def describe_answer(answer: Any) -> Facts:
             elif distribution := _scores_of(value):
                 scores = distribution
             else:
-                others[name] = value
+                details[name] = value
     elif isinstance(answer, list) and not scores:
         vector = vector_of(answer)
         if vector is not None and len(vector) >= MAX_NAMED:
             return {"similarity": vector}
-        others = {"count": len(answer)} if vector is None else answer
-    for path, value in islice(values_of(others), MAX_NAMED):
+        details = {"count": len(answer)} if vector is None else answer
+    for path, value in islice(values_of(details), MAX_NAMED):
         if len(path) > MAX_CATEGORY_CHARS:  # It is a text.
             continue
         if type(value) in (int, float):

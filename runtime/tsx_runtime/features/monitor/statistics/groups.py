@@ -42,7 +42,7 @@ class GroupCount(NamedTuple):
     confidence: float  # sum of the confidences
 
 
-Members = Mapping[tuple[str, str], list[GroupCount]]  # by attribute and group
+Members = Mapping[tuple[str, str], list[GroupCount]]  # keys: attribute and group
 
 
 def groups_of(

@@ -83,7 +83,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_sample_is_two_events_with_one_id(receiver: Receiver) -> None:
-    sender = EventSender(receiver.url, "pod-1")
+    sender = EventSender(receiver.url)
     for _ in range(3):
         sender.send(SAMPLE)
     sender.close(DEADLINE)
@@ -93,7 +93,7 @@ def test_a_sample_is_two_events_with_one_id(receiver: Receiver) -> None:
     assert ce == {
         "ce-specversion": "1.0",
         "ce-id": "77ab",
-        "ce-source": "pod-1",
+        "ce-source": "tsx",
         "ce-type": "org.kubeflow.serving.inference.request",
         "ce-time": "2025-11-21T11:05:23.250000Z",
         "ce-inferenceservicename": "digits",
@@ -108,10 +108,9 @@ def test_a_sample_is_two_events_with_one_id(receiver: Receiver) -> None:
 
 
 def test_a_failed_request_has_no_event_of_its_answer() -> None:
-    [(headers, _)] = events_of(SAMPLE._replace(status=500, headers={}), "tsx", "default")
+    [(headers, _)] = events_of(SAMPLE._replace(status=500, headers={}))
     assert headers["ce-type"] == "org.kubeflow.serving.inference.request"
     assert headers["content-type"] == "application/octet-stream"
-    assert headers["ce-namespace"] == "default"
 
 
 def test_samples_are_dropped_and_counted_while_the_receiver_is_slow(

@@ -91,6 +91,12 @@ def test_good_items_beside_bad_ones_are_stored(server: LocalMonitor) -> None:
     assert [error["index"] for error in result["errors"]] == [0, 2]
 
 
+def test_the_message_of_an_invalid_item_says_what_to_give(server: LocalMonitor) -> None:
+    empty, misspelt = server.feed({}, {"request_id": "class", "truht": "cat"})["errors"]
+    assert empty["message"] == "give request_id or key, and truth, contest or both"
+    assert misspelt["message"].startswith("truht: ")
+
+
 def test_another_truth_needs_replace_and_moves_the_counts(server: LocalMonitor) -> None:
     groups = {"groups": {"sex": "f"}}
     server.feed({"request_id": "class", "truth": "dog"} | groups)

@@ -67,7 +67,7 @@ def test_a_killed_process_loses_nothing_that_was_committed(start: Start, tmp_pat
     first.kill()
     second = start(location)
     second.monitor(config)
-    send_samples(second, 150)  # with the same ids
+    send_samples(second, 150)  # The ids are the same.
     version = second.report()["versions"][0]
     assert (version["quality"]["answers"], version["quality"]["accuracy"]["value"]) == (100, 0.75)
     assert second.give_feedback(*truths(100))["duplicates"] == 100

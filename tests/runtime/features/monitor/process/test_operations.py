@@ -7,11 +7,13 @@ import time
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from tests.runtime.features.monitor.process.local_monitor import CAT, DOG, LocalMonitor
 from tests.support.servers import DEADLINE, FreePorts
 from tsx_runtime import recordings
 from tsx_runtime.errors import RequestNotFound, StoreUnavailable
+from tsx_runtime.features.monitor.process import store
 from tsx_runtime.features.monitor.process.events import EventSender
 
 
@@ -157,6 +159,25 @@ def test_a_store_that_was_deleted_is_made_again(tmp_path: Path) -> None:
     assert again.code({"request_id": "b", "truth": "cat"}) == "unknown_request"
 
 
+@pytest.mark.parametrize(("version", "release"), [(99, "a newer release"), (0, "an older release")])
+def test_tables_of_another_release_are_refused_and_stay_as_they_are(
+    location: str, monkeypatch: pytest.MonkeyPatch, version: int, release: str
+) -> None:
+    first = LocalMonitor(location)
+    first.sample("r1", {"age": 1}, CAT)
+    with first.monitor.store.transaction() as connection:
+        connection.execute(text("UPDATE tsx_monitor_schema SET version = :v"), {"v": version})
+    first.monitor.close()
+    server = LocalMonitor(location)
+    with pytest.raises(StoreUnavailable) as caught:
+        server.feed({"request_id": "r1", "truth": "cat"})
+    assert f"{release} (version {version}; " in caught.value.message
+    assert "another monitor_store" in caught.value.message
+    assert server.call("report")["problem"] == caught.value.message
+    monkeypatch.setattr(store, "SCHEMA_VERSION", version)
+    assert LocalMonitor(location).feed({"request_id": "r1", "truth": "cat"})["accepted"] == 1
+
+
 def test_answers_wait_for_a_store_that_cannot_be_used_and_are_dropped_when_they_are_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -183,8 +204,6 @@ def test_a_baseline_that_cannot_be_read_is_a_problem_of_its_version(tmp_path: Pa
     version = server.version()
     assert (version["baseline"], version["samples"]) == ("none", 1)
     assert "format 99" in version["problem"]
-    states = server.monitor.work(time.time())
-    assert [state.problem for state in states] == [version["problem"]]
 
 
 def test_samples_that_are_not_sent_as_events_are_in_the_report(

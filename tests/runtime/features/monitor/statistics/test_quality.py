@@ -77,7 +77,7 @@ def test_the_calibration_error_is_the_weighted_distance_of_confidence_and_accura
             count_outcome("a", "b", 20, confidence=0.95),
             count_outcome("a", "a", 50, confidence=0.55),
             count_outcome("a", "b", 50, confidence=0.55),
-            count_outcome("a", "b", 1000),  # without a confidence
+            count_outcome("a", "b", 1000),  # It has no confidence.
         ],
         [],
     )
