@@ -40,7 +40,7 @@ def test_drift_of_recorded_requests_is_found(run: Run, loan_model: Path, tmp_pat
     with open_archive(loan_model) as archive:
         content = (archive.directory / MEMBER).read_bytes()
     Path("loan.json").write_bytes(content)
-    assert run("monitor analyze loan.json --from", older).code == 1
+    assert run("monitor analyze loan.json --from", older).code == 3
     Path("damaged.json").write_text("{")
     damaged = run("monitor analyze damaged.json --from", older)
     assert (damaged.code, "Make it again" in damaged.err) == (1, True)
