@@ -60,6 +60,7 @@ def invoke_until_uploaded(host: Any, s3: Any) -> int:
     raise AssertionError(host.log)
 
 
+@pytest.mark.nightly
 def test_a_frozen_function_uploads_a_megabyte_before_its_answer(tmp_path: Path, s3: Any) -> None:
     make_model(tmp_path / "model" / "echo.mar", ECHO, config=CONFIG)
     with function(tmp_path, variables(s3, tmp_path)) as host:
@@ -99,6 +100,7 @@ def test_a_container_of_sagemaker_uploads_all_requests_at_its_end(
     assert (entry.model, entry.body, entry.answer) == ("echo", b"abc", b"3")
 
 
+@pytest.mark.nightly
 def test_a_replica_of_ray_uploads_all_requests_at_its_end(
     tmp_path: Path, s3: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -126,6 +126,7 @@ def monitor_process(server: Running) -> psutil.Process:
     return process
 
 
+@pytest.mark.nightly
 def test_the_monitor_process_ends_with_a_killed_server(
     started: Callable[..., Any], inference: httpx.Client
 ) -> None:
@@ -136,6 +137,7 @@ def test_the_monitor_process_ends_with_a_killed_server(
         process.wait(90)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_feedback_reaches_answers_of_a_replaced_server(
     started: Callable[..., Any], inference: httpx.Client, until: Until

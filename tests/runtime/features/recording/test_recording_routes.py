@@ -160,6 +160,7 @@ def test_a_configured_recording_starts_with_the_model_until_a_client_changes_it(
         assert server.management.get("/models/other/record").json()["recording"] is False
 
 
+@pytest.mark.nightly
 @pytest.mark.usefixtures("processes")
 def test_a_failed_upload_is_the_problem_of_a_recording(store: Path) -> None:
     with s3_server() as s3:

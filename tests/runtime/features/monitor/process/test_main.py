@@ -96,6 +96,7 @@ def test_a_process_ends_with_its_input_and_continues_its_windows_later(
     assert version["window_samples"] == 60  # Rows are not stored, and the fields are known.
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_two_servers_share_a_database(start: Start, database: str) -> None:
     servers = [start(database, instance=name) for name in ("one", "two")]
