@@ -5,19 +5,20 @@ from __future__ import annotations
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from rich.markup import escape
 
-from tsx_archiver import ARCHIVE_SUFFIXES
 from tsx_cli.common.client import AnswerCommand, Server, path
 from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.management import Addresses, with_both, with_server
 from tsx_cli.common.options import AsJson, Config, ModelName, read_settings
 from tsx_cli.common.output import one_line, print_json, print_result, print_table
 from tsx_cli.common.status_line import StatusLine
-from tsx_runtime.settings.schema import Settings
+
+if TYPE_CHECKING:
+    from tsx_runtime.settings.schema import Settings
 
 POLL_INTERVAL_S = 5.0
 UNDECIDED = DRIFTED = 3  # exit codes of a comparison without a decision, and of a drift
@@ -216,7 +217,8 @@ def report(
     ] = None,
 ) -> None:
     """Write the model card and report for a review, as one HTML file."""
-    from tsx_cli.monitor import page, review  # slow imports
+    from tsx_archiver import ARCHIVE_SUFFIXES  # slow imports
+    from tsx_cli.monitor import page, review
 
     settings, server, files = read_settings(None)[0], servers.management, archives or []
     parts: dict[str, list[Any]] = {"served": [], "contests": [], "worst": []}
