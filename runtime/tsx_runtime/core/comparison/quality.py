@@ -7,6 +7,8 @@ from typing import Literal, NamedTuple, Protocol
 from tsx_runtime.core.comparison.means import MetricCounts
 
 Metric = Literal["accuracy", "mean_error"]
+# The smallest difference that matters: in accuracy, and as a part of the old mean error.
+RELEVANT_DIFFERENCES: dict[Metric, float] = {"accuracy": 0.01, "mean_error": 0.05}
 
 
 class VersionQuality(NamedTuple):

@@ -23,11 +23,10 @@ from tsx_runtime.core.comparison.means import (
     needed_answers,
     round_count,
 )
-from tsx_runtime.core.comparison.quality import Metric
+from tsx_runtime.core.comparison.quality import RELEVANT_DIFFERENCES, Metric
 from tsx_runtime.core.comparison.significance import Z_95, wilson_interval
 
 MIN_SCALE = 1e-4  # No test is tuned to a smaller margin.
-DEFAULT_MARGINS: dict[Metric, float] = {"accuracy": 0.01, "mean_error": 0.05}
 
 
 class MetricValue(BaseModel):
@@ -73,7 +72,7 @@ def compare_metric(
     """
     (new_name, new_counts), (old_name, old_counts) = new, old
     is_accuracy = metric == "accuracy"
-    limit = DEFAULT_MARGINS[metric] if margin is None else margin
+    limit = RELEVANT_DIFFERENCES[metric] if margin is None else margin
     if not is_accuracy:
         limit *= old_counts.mean
     scale = (

@@ -13,11 +13,8 @@ from tsx_runtime.core.comparison.means import (
     needed_answers,
     round_count,
 )
-from tsx_runtime.core.comparison.quality import Metric
+from tsx_runtime.core.comparison.quality import RELEVANT_DIFFERENCES, Metric
 from tsx_runtime.features.monitor.report import Estimate, VersionComparison
-
-RELEVANT_ACCURACY = 0.01  # A smaller difference needs no decision.
-RELEVANT_ERROR = 0.05  # smallest relevant difference of mean errors, relative to the old one
 
 
 def compare_versions(
@@ -30,7 +27,7 @@ def compare_versions(
     """
     is_accuracy = metric == "accuracy"
     scale = SCALE if is_accuracy else error_scale(new_counts, old_counts)
-    relevant = RELEVANT_ACCURACY if is_accuracy else RELEVANT_ERROR * old_counts.mean
+    relevant = RELEVANT_DIFFERENCES[metric] * (1.0 if is_accuracy else old_counts.mean)
     value, low, high = compare_means(new_counts, old_counts, scale=scale)
     count = min(new_counts.count, old_counts.count)
     interval = {"low": low, "high": high} if count >= MIN_COUNT else {}

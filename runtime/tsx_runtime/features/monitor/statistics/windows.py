@@ -28,7 +28,7 @@ MIN_ROWS = 50  # rows of a window that ends by time
 MIN_FIRST_ROWS = 300  # rows of a first window; fewer would raise false alarms
 MAX_VALUES = 1_000_000  # A window with more values ends.
 MAX_HISTORY = 500
-MAX_POINTS = 20_000  # of the histories of all columns
+MAX_POINTS = 20_000  # points in the histories of all columns together
 MAX_DISORDER_S = 86400.0  # Rows of recordings may be mixed up; by more, a clock was set back.
 
 
