@@ -1,12 +1,14 @@
-"""What monitoring costs a server: its throughput, and processor time at a fixed rate.
+"""What monitoring costs a server: processor time at a fixed rate, and requests/s at full load.
 
-    python -m benchmarks.monitoring [--share 5] [--servers 3] [--blocks 8] [--turn 2] [--rate 5000]
+    python -m benchmarks.monitoring [--share 5] [--servers 3] [--blocks 4] [--seconds 4] [--rate 5000]
 
-Each block has four rounds at full load (`wrk`): without monitoring, with it twice, and without it.
-Its ratio is that of the requests per second. Turning monitoring on also routes requests through the
-model's splitter, so this is a part of the cost. Then an open loop sends `--rate` requests a second,
-with and without monitoring, and the table shows the processor time of each process. The model is a small table model without computations, so that the relative
-cost is as large as possible. The benchmark needs Linux and `wrk`.
+Each block has four rounds: without monitoring, with it twice, and without it. At a fixed rate, its
+ratio is that of the processor time of front end and worker, which is what the server loses where
+the monitor process has a core of its own. At full load (`wrk`), the ratio is that of the time of a
+request, and the monitor process, the load and the server share the cores. Monitoring also routes
+requests through the model's splitter, so this is a part of the cost. The model is a handler without
+computations, so that the relative cost is as large as possible. The benchmark needs Linux and
+`wrk`.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
@@ -71,19 +73,17 @@ def switch(server: servers.Server, share: float, *, is_on: bool) -> None:
     server.call(MONITOR, management=True)
 
 
-def ratios(
-    server: servers.Server, body: Path, share: float, blocks: int, seconds: float
+def blocks_of(
+    server: servers.Server, share: float, blocks: int, measure: Callable[[bool], float]
 ) -> list[float]:
-    """Return the time of a request with monitoring, relative to that without, for each block."""
+    """Return what is measured with monitoring, relative to that without, for each block."""
     result = []
     for _ in range(blocks):
-        rates: dict[bool, list[float]] = {False: [], True: []}
+        values: dict[bool, list[float]] = {False: [], True: []}
         for is_on in ORDER:
             switch(server, share, is_on=is_on)
-            rates[is_on].append(
-                wrk.load(server.inference + PATH, CONNECTIONS, seconds, body, JSON).rate
-            )
-        result.append(sum(rates[False]) / sum(rates[True]))
+            values[is_on].append(measure(is_on))
+        result.append(sum(values[True]) / sum(values[False]))
     return result
 
 
@@ -126,13 +126,13 @@ def main() -> None:
     )
     parser.add_argument("--share", type=float, default=5, help="of the requests, in percent")
     parser.add_argument("--servers", type=int, default=3, help="one after the other")
-    parser.add_argument("--blocks", type=int, default=8, help="of four rounds, for each server")
-    parser.add_argument("--turn", type=float, default=2, help="seconds of a round")
+    parser.add_argument("--blocks", type=int, default=4, help="of four rounds, for each server")
+    parser.add_argument("--seconds", type=int, default=4, help="of a round")
     parser.add_argument("--rate", type=float, default=5000, help="requests/s of the open loop")
-    parser.add_argument("--seconds", type=float, default=30, help="of each open loop")
     options = parser.parse_args()
     print(f"{machine.describe()}; {options.servers} servers, {options.share:g} % of the requests\n")
-    blocks: list[list[float]] = []
+    paced: list[list[float]] = []
+    full: list[list[float]] = []
     costs: dict[bool, list[Seconds]] = {False: [], True: []}
     dropped: list[dict[str, int]] = []
     with tempfile.TemporaryDirectory() as root:
@@ -140,19 +140,28 @@ def main() -> None:
         body.write_text(json.dumps(BODY))
         for number in range(options.servers):
             with serving(Path(root) / str(number)) as server:
-                blocks.append(ratios(server, body, options.share, options.blocks, options.turn))
-                for is_on in (False, True):
-                    switch(server, options.share, is_on=is_on)
-                    costs[is_on].append(at_rate(server, body, options.rate, options.seconds))
+
+                def at_fixed_rate(is_on: bool, server: servers.Server = server) -> float:
+                    cost = at_rate(server, body, options.rate, options.seconds)
+                    costs[is_on].append(cost)
+                    return cost.front + cost.worker
+
+                def at_full_load(is_on: bool, server: servers.Server = server) -> float:
+                    url = server.inference + PATH
+                    return 1 / wrk.load(url, CONNECTIONS, options.seconds, body, JSON).rate
+
+                paced.append(blocks_of(server, options.share, options.blocks, at_fixed_rate))
+                full.append(blocks_of(server, options.share, options.blocks, at_full_load))
                 dropped.append(json.loads(server.call(MONITOR, management=True))["dropped"])
-    effect = turns.effect(blocks)
-    print(f"Time of a request at full load: {effect}, {effect.verdict(MAX_PERCENT)}\n")
     print(f"| processor time at {options.rate:g} requests/s | front end | worker | monitor |")
     print("|---|---|---|---|")
     for is_on, name in ((False, "not monitored"), (True, "monitored")):
         medians = (median(seconds) for seconds in zip(*costs[is_on], strict=True))
         print(f"| {name} | {' | '.join(f'{100 * value:.1f} %' for value in medians)} |")
-    print(f"\nSamples that were dropped, by server: {dropped}")
+    effect = turns.effect(paced)
+    print(f"\nFront end and worker at this rate: {effect}, {effect.verdict(MAX_PERCENT)}")
+    print(f"Time of a request at full load: {turns.effect(full)}")
+    print(f"Samples that were dropped, by server: {dropped}")
 
 
 if __name__ == "__main__":

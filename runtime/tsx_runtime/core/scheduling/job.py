@@ -284,7 +284,8 @@ class ObservedJob(Job):
         self, job: Job, observe: Callable[[ObservedAnswer], None], max_bytes: float
     ) -> None:
         """Call `observe` with the answer, without its body if that exceeds `max_bytes`."""
-        super().__init__(job.meta, job.body, job.arrived, job.deadline, job.priority)
+        self.meta, self.request_id, self.body = job.meta, job.request_id, job.body
+        self.arrived, self.deadline, self.priority = job.arrived, job.deadline, job.priority
         self.job = job
         self._observe = observe
         self._remaining_bytes = max_bytes
@@ -307,17 +308,21 @@ class ObservedJob(Job):
         self.job.answer(status, headers, body, batch)
         self._add(headers, body)
         complete = b"".join(self._parts) if self._remaining_bytes >= 0 else None
-        self._observe(ObservedAnswer(status, self._headers or b"", complete))
+        self._end(ObservedAnswer(status, self._headers or b"", complete))
 
     def refuse(self, error: TsxError) -> None:
         self.job.refuse(error)
-        self._observe(ObservedAnswer(error.status, error=error))
+        self._end(ObservedAnswer(error.status, error=error))
 
     def piece(self, headers: Buffer, body: Buffer, flow: Flow) -> None:
         self._flow = flow
         self.job.piece(headers, body, self)
         if not self.late:
             self._add(headers, body)
+
+    def _end(self, answer: ObservedAnswer) -> None:
+        self.job.watched = None  # Otherwise only the garbage collection would release both jobs.
+        self._observe(answer)
 
     def _add(self, headers: Buffer, body: Buffer) -> None:
         if self._headers is None:

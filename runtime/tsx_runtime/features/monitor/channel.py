@@ -12,6 +12,7 @@ import json
 import logging
 import time
 from asyncio.subprocess import PIPE
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
@@ -21,9 +22,19 @@ from tsx_archiver.errors import CacheError
 from tsx_archiver.storage.locks import FileLock
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.monitor.messages import FRAME, MAX_HEAD_BYTES, VersionState, encode_frame
+from tsx_runtime.features.monitor.messages import (
+    FRAME,
+    MAX_HEAD_BYTES,
+    RawSample,
+    VersionState,
+    encode_frame,
+    encode_sample,
+)
 
 MAX_WAITING_BYTES = 32 << 20  # limit of the bytes that the process has not read
+# Samples are sent together, after this time or with this many bytes.
+BATCH_S = 0.05
+MAX_BATCH_BYTES = 1 << 20
 CALL_TIMEOUT_S = 30.0
 CLOSE_TIMEOUT_S = 10.0  # limit for the process to store everything and to end
 PAUSE_S, MAX_PAUSE_S = 0.5, 30.0  # pause before another start; it doubles with each failure
@@ -53,6 +64,7 @@ class MonitorChannel:
             announcements: Returns the frames with which each process begins.
             on_states: Gets the states of the versions.
         """
+        self.dropped = defaultdict[str, Counter[str]](Counter)  # samples by model and reason
         self.is_up = False
         self.problem: str | None = None
         self._command = command
@@ -67,6 +79,10 @@ class MonitorChannel:
         # Calls without a result; a process that starts gets their frames.
         self._calls: dict[int, tuple[bytes, asyncio.Future[tuple[int, bytes]]]] = {}
         self._slow_since: float | None = None
+        # Samples that are sent together, by model and version.
+        self._samples = defaultdict[tuple[str, str], list[RawSample]](list)
+        self._sample_bytes = 0
+        self._sample_timer: asyncio.TimerHandle | None = None
         self._kill: Callable[[], None] = lambda: None
 
     def start(self) -> None:
@@ -74,19 +90,50 @@ class MonitorChannel:
             self._task = asyncio.get_running_loop().create_task(self._run())
 
     def send(self, frame: bytes, *, can_drop: bool = True) -> str | None:
-        """Send a frame, or return why it is dropped."""
+        """Send a frame after the samples that wait, or return why it is dropped."""
+        self._send_samples()
+        reason = self._reason_to_drop()
+        if self._stdin is None or reason == "stopped" or (reason is not None and can_drop):
+            return reason
+        self._stdin.write(frame)
+        return None
+
+    def send_sample(self, model: str, version: str, sample: RawSample) -> None:
+        """Send a sample soon, together with others."""
+        self._samples[model, version].append(sample)
+        self._sample_bytes += len(sample.body) + len(sample.answer)
+        if self._sample_bytes >= MAX_BATCH_BYTES:
+            self._send_samples()
+        elif self._sample_timer is None:
+            loop = asyncio.get_running_loop()
+            self._sample_timer = loop.call_later(BATCH_S, self._send_samples)
+
+    def _send_samples(self) -> None:
+        if self._sample_timer is not None:
+            self._sample_timer.cancel()
+            self._sample_timer = None
+        waiting = [*self._samples.items()]
+        self._samples.clear()
+        self._sample_bytes = 0
+        for (model, version), samples in waiting:
+            if (reason := self._reason_to_drop()) is not None or self._stdin is None:
+                self.dropped[model][reason or "stopped"] += len(samples)
+                continue
+            head = {"kind": "samples", "model": model, "version": version}
+            self._stdin.write(encode_frame(head, *map(encode_sample, samples)))
+
+    def _reason_to_drop(self) -> str | None:
         stdin = self._stdin
         if stdin is None or stdin.is_closing():
             return "stopped"
-        if can_drop and stdin.transport.get_write_buffer_size() > MAX_WAITING_BYTES:
-            now = time.monotonic()
-            self._slow_since = self._slow_since or now
-            if now - self._slow_since > MAX_SILENCE_S:
-                with suppress(ProcessLookupError):  # It may just have ended.
-                    self._kill()
-            return "slow"
-        stdin.write(frame)  # uvloop writes the frames of one turn of the loop together.
-        return None
+        if stdin.transport.get_write_buffer_size() <= MAX_WAITING_BYTES:
+            return None
+        now = time.monotonic()
+        self._slow_since = self._slow_since or now
+        if now - self._slow_since > MAX_SILENCE_S:
+            with suppress(ProcessLookupError):  # It may just have ended.
+                self._kill()
+        return "slow"
 
     async def call(
         self, operation: str, arguments: Mapping[str, Any], body: bytes = b""
@@ -186,6 +233,7 @@ class MonitorChannel:
         except Exception:
             logger.exception("the monitor process sent no frame")
         finally:
+            self._send_samples()
             self._stdin, self.is_up = None, False
             stdin.close()
             ending = asyncio.ensure_future(process.wait())

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import socket
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tsx_archiver.monitor.baseline import MAX_BYTES, MEMBER
-from tsx_archiver.monitor.config import HEADER_PREFIX, MonitorConfig
+from tsx_archiver.monitor.config import MonitorConfig
 from tsx_archiver.monitor.recording import RecordingConfig
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.model_parts import configured_part
@@ -23,12 +21,15 @@ from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Job, ObservedAnswer, ObservedJob
 from tsx_runtime.errors import Conflict
 from tsx_runtime.features.monitor.channel import MonitorChannel
-from tsx_runtime.features.monitor.messages import STORE_VARIABLE, VersionState, encode_frame
+from tsx_runtime.features.monitor.messages import (
+    STORE_VARIABLE,
+    RawSample,
+    VersionState,
+    encode_frame,
+)
 from tsx_runtime.features.monitor.settings import MonitorSettings, store_location
 from tsx_runtime.settings.fields import POSTGRES
-from tsx_runtime.shared.redaction import is_secret_header
 from tsx_runtime.shared.safe_path import run_module
-from tsx_runtime.wire import TENSORS_HEAD, Parts, content_type_of
 
 COMMAND = (sys.executable, *run_module("tsx_runtime.features.monitor.process.main"))
 MAX_SAMPLE_BYTES = 4 << 20  # limit of a sample's body, and of its answer
@@ -40,10 +41,9 @@ logger = logging.getLogger("tsx.monitor")
 class RequestSampler:
     """Takes samples of one model's requests; the splitter calls it."""
 
-    def __init__(self, config: MonitorConfig, channel: MonitorChannel) -> None:
+    def __init__(self, name: str, config: MonitorConfig, channel: MonitorChannel) -> None:
         self.config = config
-        self.header = header_pattern(())
-        self.dropped: Counter[str] = Counter()
+        self.dropped = channel.dropped[name] = Counter[str]()
         self._channel = channel
 
     def should_observe(self, draw: float) -> bool:
@@ -64,24 +64,16 @@ class RequestSampler:
             self.dropped["size"] += 1
             return
         seconds = time.monotonic() - job.arrived
-        body = b"".join(job.body.pieces) if isinstance(job.body, Parts) else bytes(job.body)
-        head = {
-            "kind": "sample",
-            "model": version.name,
-            "version": version.version,
-            "request_id": job.request_id.decode("latin-1"),
-            "at": time.time() - seconds,
-            "seconds": seconds,
-            "status": answer.status,
-            "headers": {
-                name.decode("latin-1").lower(): value.decode("latin-1")
-                for name, value in self.header.findall(job.meta)
-            },
-            "answer_type": content_type_of(answer.headers),
-            "sizes": (len(body), len(answer.body)),
-        }
-        if reason := self._channel.send(encode_frame(head, body, answer.body)):
-            self.dropped[reason] += 1
+        sample = RawSample(
+            time.time() - seconds,
+            seconds,
+            answer.status,
+            job.meta,
+            job.body,
+            answer.headers,
+            answer.body,
+        )
+        self._channel.send_sample(version.name, version.version, sample)
 
 
 class MonitorManager:
@@ -171,7 +163,7 @@ class MonitorManager:
         if sampler is not None and not config:
             traffic.unobserve(name, self.samplers.pop(name))
         elif config and sampler is None:
-            self.samplers[name] = RequestSampler(config, self.channel)
+            self.samplers[name] = RequestSampler(name, config, self.channel)
             traffic.observe(name, self.samplers[name])
             self.channel.start()
             logger.info("model %s: %g %% of its requests are monitored", name, config.share)
@@ -189,10 +181,6 @@ class MonitorManager:
         for name, sampler in self.samplers.items():
             config, model = sampler.config, registry.models.get(name)
             versions = model.versions if model is not None else {}
-            fields = [path for version in versions.values() for path in version.monitor_fields]
-            sampler.header = header_pattern(
-                [*fields, *(config.fields or ()), *config.groups, config.key or ""]
-            )
             recording = configured_part(registry, name, "record", RecordingConfig)
             recordings = directory and str((directory / "recordings" / name).absolute())
             for number, version in versions.items():
@@ -222,21 +210,6 @@ class MonitorManager:
     def _on_states(self, states: list[VersionState]) -> None:
         by_key = {(state.model, state.version): state for state in states}
         self.states = {key: state for key, state in by_key.items() if key in self._announced}
-
-
-def header_pattern(paths: Iterable[str]) -> re.Pattern[bytes]:
-    """Return the pattern of the headers that a sample needs, in the meta of a request.
-
-    An archive may name any header; those with credentials are left out.
-    """
-    names = {b"content-type", TENSORS_HEAD}
-    for path in paths:
-        name = path.removeprefix(HEADER_PREFIX)
-        if name != path and not is_secret_header(name):
-            names.add(name.encode("latin-1", "replace"))
-    return re.compile(
-        rb"\r\n(%b): ([^\r\n]*)" % b"|".join(sorted(map(re.escape, names))), re.IGNORECASE
-    )
 
 
 def _read_baseline(version: ModelVersion) -> bytes:

@@ -55,7 +55,8 @@ class Connection(Protocol):
 class Exchange(Job):
     """A request and its response; a connection has one exchange at a time."""
 
-    _extra_lines = b""  # header lines of the response that the server adds
+    # The end of the request id's line, and the header lines that the server adds.
+    _extra_lines = b"\r\n"
     _timing: TimingRequest | None = None
     _flow: Flow | None = None  # flow control of a streamed response
     _is_paused = False  # whether the worker has been told to send no more parts
@@ -87,7 +88,10 @@ class Exchange(Job):
             lane.counts.plain += 1
             tails = heads.json_tails if headers else heads.tails
             connection.finish(
-                b"".join((heads.plain_start, self.request_id, tails[len(body)], body)), True
+                b"".join(
+                    (heads.plain_start, self.request_id, self._extra_lines, tails[len(body)], body)
+                ),
+                True,
             )
         else:
             self._give_back()
@@ -96,7 +100,7 @@ class Exchange(Job):
 
     def route(self, version: Any, extra_lines: bytes) -> None:
         """Store the version that the splitter has chosen, and header lines for the response."""
-        self.routed, self._extra_lines, self.plain = version, extra_lines, False
+        self.routed, self._extra_lines = version, b"\r\n" + extra_lines
 
     def served_by(self) -> ModelVersion:
         """Return the version that serves this request."""
@@ -136,7 +140,7 @@ class Exchange(Job):
         lane = connection.lane
         try:
             head_start, head_end = lane.response_heads.split_around_request_id(
-                status, bytes(headers) + self._extra_lines
+                status, bytes(headers)
             )
         except TsxError as error:
             self.refuse(error)
@@ -147,22 +151,22 @@ class Exchange(Job):
             body = b""  # A 205 must have no content (RFC 9110, section 15.3.6).
         lane.counts.add(status)
         close = b"" if self.keep_alive else CLOSE
-        if timing:
-            close = timing + close
-        if status in (204, 304):
-            connection.finish(
-                b"%b%b%b%b\r\n" % (head_start, self.request_id, head_end, close), self.keep_alive
-            )
+        length = b"" if status in (204, 304) else b"content-length: %d\r\n" % len(body)
+        head = b"%b%b%b%b%b%b%b\r\n" % (
+            head_start,
+            self.request_id,
+            self._extra_lines,
+            head_end,
+            length,
+            timing,
+            close,
+        )
+        if not length:
+            connection.finish(head, self.keep_alive)
         elif len(body) <= MAX_COPIED_BYTES:
-            length = b"content-length: %d\r\n%b\r\n" % (len(body), close)
-            connection.finish(
-                b"".join((head_start, self.request_id, head_end, length, body)), self.keep_alive
-            )
+            connection.finish(b"".join((head, body)), self.keep_alive)
         else:
-            connection.write(
-                b"%b%b%bcontent-length: %d\r\n%b\r\n"
-                % (head_start, self.request_id, head_end, len(body), close)
-            )
+            connection.write(head)
             connection.finish(body, self.keep_alive)
 
     def refuse(self, error: TsxError) -> None:
@@ -190,7 +194,7 @@ class Exchange(Job):
         if self._flow is None:
             try:
                 head_start, head_end = connection.lane.response_heads.split_around_request_id(
-                    200, bytes(headers) + self._extra_lines
+                    200, bytes(headers)
                 )
             except TsxError as error:
                 self.refuse(error)
@@ -202,8 +206,8 @@ class Exchange(Job):
             connection.lane.counts.add(200)
             close = b"" if self.keep_alive else CLOSE
             connection.write(
-                b"%b%b%b%btransfer-encoding: chunked\r\n\r\n"
-                % (head_start, self.request_id, head_end, close)
+                b"%b%b%b%b%btransfer-encoding: chunked\r\n\r\n"
+                % (head_start, self.request_id, self._extra_lines, head_end, close)
             )
         if body:
             connection.write(b"".join((b"%x\r\n" % len(body), body, b"\r\n")))

@@ -60,7 +60,7 @@ class ResponseHeadCache:
         )
 
     def split_around_request_id(self, status: int, block: bytes) -> tuple[bytes, bytes]:
-        """Return the parts of a response's head before and after the request id.
+        """Return the parts of a response's head before the request id and after its line.
 
         Raises:
             PredictionFailed: The status or the headers of the handler are invalid.
@@ -81,7 +81,7 @@ class ResponseHeadCache:
         error: TsxError,
         keep_alive: bool,
         convert: Callable[[bytes], bytes] | None = None,
-        extra_lines: bytes = b"",
+        extra_lines: bytes = b"\r\n",
     ) -> tuple[int, bytes]:
         """Return the status and the bytes of a response with an error.
 
@@ -90,7 +90,7 @@ class ResponseHeadCache:
             error: The error.
             keep_alive: Whether the connection stays open.
             convert: A function that converts the error JSON for another protocol.
-            extra_lines: Further header lines.
+            extra_lines: The end of the request id's line, and further header lines.
         """
         status, pairs, body = errors.error_response(error)
         if convert is not None:
@@ -104,8 +104,8 @@ class ResponseHeadCache:
         return status, b"%b%b%b%bcontent-length: %d\r\n%b\r\n%b" % (
             head_start,
             request_id,
-            head_end,
             extra_lines,
+            head_end,
             len(body),
             close,
             body,
@@ -125,7 +125,7 @@ class ResponseHeadCache:
 
 
 class TailCache(dict[int, bytes]):
-    """The parts of plain response heads after the request id, by the length of the body."""
+    """The parts of plain response heads after the request id's line, by the length of the body."""
 
     def __init__(self, start: bytes) -> None:
         super().__init__()
@@ -144,7 +144,7 @@ def _split_around_request_id(
     head_start = b"".join(
         [status_line(status), *(b"%b: %b\r\n" % pair for pair in default), b"x-request-id: "]
     )
-    return head_start, b"\r\n" + b"".join([b"%b: %b\r\n" % pair for pair in pairs])
+    return head_start, b"".join([b"%b: %b\r\n" % pair for pair in pairs])
 
 
 def status_line(status: int) -> bytes:

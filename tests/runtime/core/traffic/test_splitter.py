@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import AsyncIterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +17,7 @@ from tests.support.models import make_model
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Flow, Job, ObservedJob, WaitingJob
+from tsx_runtime.core.telemetry.batch_times import NO_TIMES
 from tsx_runtime.core.traffic.routing import make_table
 from tsx_runtime.core.traffic.splitter import Splitter
 from tsx_runtime.errors import Conflict
@@ -75,6 +78,31 @@ async def test_observers_share_a_draw_that_does_not_choose_the_version() -> None
     assert submitted_job.job is job
     splitter.leave(job)
     assert second.jobs == []
+
+
+async def test_an_answered_job_is_released_without_garbage_collection() -> None:
+    version = a_version("1.0")
+    splitter = split(NOTHING, version, draws=(0.5,) * 4)
+    observer: Any = SimpleNamespace(
+        should_observe=lambda draw: True,
+        wrap_job=lambda job, version: ObservedJob(job, lambda answer: None, 0),
+    )
+    splitter.observers = [observer, observer]
+    answers = [
+        lambda job: job.answer(200, b"", b"a", (0.0, 0.0, 0.0, 1, NO_TIMES, b"", None)),
+        lambda job: job.refuse(Conflict("full")),
+    ]
+    gc.disable()
+    try:
+        for answer in answers:
+            splitter.submit(Job(b"", b"x", 0.0, None, 0))
+            job = version.jobs.pop()
+            answer(job)
+            reference = weakref.ref(job)
+            del job
+            assert reference() is None
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(

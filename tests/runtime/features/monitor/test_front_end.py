@@ -20,7 +20,7 @@ from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.errors import BadRequest, Unavailable
 from tsx_runtime.features.monitor import channel, manager, settings
 from tsx_runtime.features.monitor.feature import MonitorFeature
-from tsx_runtime.features.monitor.manager import header_pattern
+from tsx_runtime.features.monitor.messages import header_pattern
 from tsx_runtime.features.monitor.settings import MonitorModelSettings
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
@@ -122,12 +122,11 @@ def test_samples_carry_bodies_and_only_the_needed_headers(server: RunningServer)
     assert first["headers"] == {"content-type": "application/json", "x-own": "1"}
     assert (first["model"], first["version"], first["status"]) == ("talker", "1.0", 200)
     assert second["request_id"] == answer.headers["x-request-id"]
-    assert second["body"] == "[1]" + answer.text
-    assert second["sizes"] == [3, len(answer.content)]
+    assert (second["body"], second["answer"]) == ("[1]", answer.text)
     assert second["answer_type"] == answer.headers.get("content-type", "")
     assert abs(second["at"] - time.time()) < 60
     assert failed["status"] == 500
-    assert streamed["body"] == "sabc"
+    assert (streamed["body"], streamed["answer"]) == ("s", "abc")
 
 
 def test_headers_with_credentials_are_not_examined(server: RunningServer) -> None:
@@ -313,7 +312,7 @@ def test_large_bodies_and_answers_are_counted_and_not_sent(
     server.ask(b"x" * 101)
     server.ask(b"x", x_do="headers")
     server.ask(b"x" * 50)
-    assert [sample["sizes"] for sample in samples(server)] == [[1, 3]]
+    assert [(sample["body"], len(sample["answer"])) for sample in samples(server)] == [("x", 3)]
     assert report(server)["arguments"]["dropped"] == {"size": 2}
 
 

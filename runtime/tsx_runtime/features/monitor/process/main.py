@@ -11,6 +11,8 @@ import socket
 import time
 import traceback
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from tsx_runtime.errors import TsxError, error_body
@@ -26,7 +28,8 @@ from tsx_runtime.features.monitor.process.monitor import COMMIT_S, Monitor
 from tsx_runtime.features.monitor.process.operations import Operations
 from tsx_runtime.features.monitor.process.store import MonitorStore
 
-NICENESS = 10
+NICENESS = 19  # the lowest priority
+AUTOGROUP = Path("/proc/self/autogroup")
 
 
 class MonitorProcess:
@@ -69,11 +72,9 @@ class MonitorProcess:
         try:
             head = dict(json.loads(text))
             match head["kind"]:
-                case "sample":
-                    size = head["sizes"][0]
-                    values = {name: head[name] for name in MonitorSample._fields[:-2]}
-                    sample = MonitorSample(**values, body=body[:size], answer=body[size:])
-                    self._monitor.add_sample(sample)
+                case "samples":
+                    for sample in self._monitor.decode(head["model"], head["version"], body):
+                        self._add(sample)
                 case "version":
                     self._monitor.set_version(head, body)
                 case "end":
@@ -91,6 +92,13 @@ class MonitorProcess:
             status, result = 500, error_body(500, TsxError.type, message)
         if head.get("kind") == "call":
             self._send({"kind": "result", "id": head.get("id"), "status": status}, result)
+
+    def _add(self, sample: MonitorSample) -> None:
+        try:
+            self._monitor.add_sample(sample)
+        except Exception as error:  # The other samples of the message are examined.
+            self._log(error)
+            self._monitor.dropped[sample.model]["invalid"] += 1
 
     def _send(self, head: Mapping[str, Any], body: bytes = b"") -> None:
         self._target.write(encode_frame(head, body))
@@ -119,13 +127,24 @@ def _read(source: int, size: int) -> bytes:
     return bytes(data)
 
 
+def lower_priority() -> None:
+    """Let the server and its workers go first.
+
+    On Linux, a niceness counts within a session only, unless that of the session is set too
+    (sched(7), "The autogroup feature").
+    """
+    os.nice(NICENESS)
+    with suppress(OSError):  # Other systems, and most containers, have no such file.
+        AUTOGROUP.write_text(str(NICENESS))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="The monitor process of a server.")
     parser.add_argument("--retention", type=float, required=True, help="in seconds")
     parser.add_argument("--instance", default=socket.gethostname(), help="name of the server")
     parser.add_argument("--events", help="URL that gets the samples as CloudEvents")
     options = parser.parse_args()
-    os.nice(NICENESS)
+    lower_priority()
     target = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # A module that prints must not break the frames.
     for number in (signal.SIGINT, signal.SIGTERM):

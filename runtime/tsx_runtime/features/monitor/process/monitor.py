@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import pairwise
 from pathlib import Path
@@ -18,7 +18,12 @@ from tsx_archiver.errors import CannotPack
 from tsx_archiver.monitor.baseline import OTHERS, MonitorBaseline, parse_baseline
 from tsx_archiver.monitor.config import FieldKind, MonitorConfig
 from tsx_runtime.errors import StoreUnavailable
-from tsx_runtime.features.monitor.messages import MonitorSample, VersionState
+from tsx_runtime.features.monitor.messages import (
+    MonitorSample,
+    VersionState,
+    decode_samples,
+    header_pattern,
+)
 from tsx_runtime.features.monitor.process.events import EventSender
 from tsx_runtime.features.monitor.process.store import (
     MAX_NAME_CHARS,
@@ -135,7 +140,9 @@ class MonitoredVersion:
 
     def _set_fields(self, fields: Mapping[str, FieldKind]) -> None:
         message, centres = self.message, self.baseline.centres
-        self.extractor = Extractor(message.config, fields, message.signature, centres)
+        config = message.config
+        self.extractor = Extractor(config, fields, message.signature, centres)
+        self.headers = header_pattern([*self.extractor.fields, *config.groups, config.key or ""])
 
 
 class Monitor:
@@ -203,6 +210,12 @@ class Monitor:
         if (ended := self._versions.pop((model, version), None)) is not None:
             with suppress(StoreUnavailable):
                 self._save_state(ended)
+
+    def decode(self, model: str, number: str, data: bytes) -> Iterator[MonitorSample]:
+        """Yield the samples of a `samples` message."""
+        version = self._versions.get((model, number))
+        headers = header_pattern(()) if version is None else version.headers
+        return decode_samples(model, number, data, headers)
 
     def add_sample(self, sample: MonitorSample) -> None:
         if self._events is not None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tsx_runtime.features.monitor.messages import FRAME, encode_frame
+from tsx_runtime.features.monitor.messages import FRAME, RawSample, encode_frame, encode_sample
 
 
 class MonitorClient:
@@ -30,6 +30,7 @@ class MonitorClient:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             env=environment,
+            start_new_session=True,  # as the server does
         )
         self.states: list[dict[str, Any]] = []  # the last reported ones
         self.stderr = ""
@@ -81,22 +82,20 @@ class MonitorClient:
         *,
         version: str = "1.0",
         at: float | None = None,
-        **head: Any,
+        seconds: float = 0.01,
+        status: int = 200,
     ) -> None:
-        bodies = (json.dumps(request).encode(), json.dumps(answer).encode())
-        fields = {
-            "kind": "sample",
-            "model": "m",
-            "version": version,
-            "request_id": request_id,
-            "at": time.time() if at is None else at,
-            "seconds": 0.01,
-            "status": 200,
-            "headers": {"content-type": "application/json"},
-            "answer_type": "application/json",
-            "sizes": [len(body) for body in bodies],
-        }
-        self.send(fields | head, *bodies)
+        json_type = b"Content-Type: application/json\r\n"
+        sample = RawSample(
+            time.time() if at is None else at,
+            seconds,
+            status,
+            b"%b\r\n\r\n%b" % (request_id.encode("latin-1", "replace"), json_type),
+            json.dumps(request).encode(),
+            json_type,
+            json.dumps(answer).encode(),
+        )
+        self.send({"kind": "samples", "model": "m", "version": version}, encode_sample(sample))
 
     def call(self, operation: str, body: Any = None, **arguments: Any) -> tuple[int, Any]:
         """Return the status and the JSON of an operation's result."""

@@ -57,6 +57,14 @@ def test_samples_become_windows_groups_and_quality(start: Start, tmp_path: Path)
     assert (quality["drift"], quality["windows"]) == (0.0, 2)
 
 
+def test_the_process_has_the_lowest_priority_also_among_sessions(start: Start) -> None:
+    pid = start(None).process.pid
+    assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    autogroup = Path(f"/proc/{pid}/autogroup")
+    if autogroup.exists() and autogroup.read_text():
+        assert autogroup.read_text().split()[-1] == "19"
+
+
 def test_a_killed_process_loses_nothing_that_was_committed(start: Start, tmp_path: Path) -> None:
     location = tmp_path / "monitor.sqlite"
     config = {"windowSamples": 100}
@@ -121,7 +129,7 @@ def test_bad_frames_and_bodies_do_not_end_the_process(start: Start, tmp_path: Pa
     client.monitor()
     values = random.Random(5)
     junk: list[Any] = [None, [], {}, 7, "x", "\ud800\0", -1, {"model": "m"}, [[]] * 3]
-    kinds = ["sample", "version", "end", "call", "other", 5]
+    kinds = ["samples", "version", "end", "call", "other", 5]
     names = ["model", "version", "sizes", "id", "operation", "arguments", "config", "at"]
     for _ in range(100):
         head = {"kind": values.choice(kinds)} | {
