@@ -80,7 +80,7 @@ class Deployment:
                 handler,
                 name="sleeper",
                 version=version,
-                config="batchSize: 1\n",
+                config="batchSize: 1\n" + ("monitor: {share: 100%}\n" if version == "3.0" else ""),
             )
         build = {
             "build.tool": "podman",
@@ -151,6 +151,11 @@ def predict(port: int, seconds: float, token: str = "") -> tuple[int, str]:
         return error.code, error.read().decode()
 
 
+def metrics_of(deployment: Deployment) -> str:
+    with urlopen(f"http://127.0.0.1:{deployment.ports[1]}/metrics", timeout=DEADLINE) as answer:
+        return str(answer.read().decode())
+
+
 def wait_until(condition: Callable[[], bool], message: str) -> None:
     deadline = time.monotonic() + DEADLINE * 2
     while not condition():
@@ -201,6 +206,8 @@ def test_a_failing_version_is_replaced_and_a_working_one_rolled_back(
     )
     deployment.apply("3.0")
     assert predict(deployment.ports[0], 0) == (200, "3.0")
+    samples = re.compile(r"^tsx_monitor_samples_total\{.*\} 1", re.MULTILINE)
+    wait_until(lambda: samples.search(metrics_of(deployment)) is not None, "no sample is examined")
     deployment.verb("rollback", "--yes")
     assert (deployment.status()["container"], predict(deployment.ports[0], 0)) == (
         first_container,
@@ -209,16 +216,11 @@ def test_a_failing_version_is_replaced_and_a_working_one_rolled_back(
 
 
 def test_sigterm_loses_no_accepted_request(deployment: Deployment) -> None:
-    name, (port, metrics) = deployment.status()["container"], deployment.ports
+    name, port = deployment.status()["container"], deployment.ports[0]
 
     def waiting() -> bool:
-        with urlopen(f"http://127.0.0.1:{metrics}/metrics", timeout=DEADLINE) as answer:
-            return (
-                re.search(
-                    r"^tsx_requests_waiting\{.*\} [345]", answer.read().decode(), re.MULTILINE
-                )
-                is not None
-            )
+        pattern = r"^tsx_requests_waiting\{.*\} [345]"
+        return re.search(pattern, metrics_of(deployment), re.MULTILINE) is not None
 
     with ThreadPoolExecutor(6) as pool:
         results = [pool.submit(predict, port, 1) for _ in range(6)]

@@ -30,7 +30,7 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
         CliError: There is no baseline, or the recordings cannot be read.
         ArchiveError: The archive or the baseline cannot be read.
     """
-    name, config, baseline = _read_baseline(model, settings)
+    name, config, baseline = read_baseline(model, settings)
     parse_baseline(baseline, f"the baseline in {model}")
     with TemporaryDirectory(dir=temporary_directory()) as directory:
         monitor = Monitor(MonitorStore(f"{directory}/monitor.sqlite", math.inf), "analysis")
@@ -50,7 +50,7 @@ def analyze_recordings(model: Path, source: str, settings: Settings) -> dict[str
     return report
 
 
-def _read_baseline(model: Path, settings: Settings) -> tuple[str, MonitorConfig, bytes]:
+def read_baseline(model: Path, settings: Settings) -> tuple[str, MonitorConfig, bytes]:
     """Return a model's name, the configuration of its monitoring, and its baseline's file."""
     default = MonitorConfig.model_validate({})
     if model.suffix == ".json":

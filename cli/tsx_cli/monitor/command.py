@@ -140,6 +140,16 @@ def compare(
 def analyze(
     model: Archive,
     source: Annotated[str, RECORDINGS],
+    evidently: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write the HTML report that Evidently makes."),
+    ] = None,
+    reference: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|DIRECTORY|URL", help="The recordings that Evidently compares with."
+        ),
+    ] = None,
     as_json: AsJson = False,
     config: Config = None,
 ) -> None:
@@ -149,7 +159,14 @@ def analyze(
     """
     from tsx_cli.monitor.tables import show_report  # a slow import
 
-    result = _analyze(model, source, read_settings(config)[0])
+    if (evidently is None) != (reference is None):
+        raise UsageError("give --evidently FILE and --reference RECORDINGS together")
+    settings = read_settings(config)[0]
+    result = _analyze(model, source, settings)
+    if evidently is not None and reference is not None:
+        from tsx_cli.monitor.evidently_report import write_report  # needs the extra monitor
+
+        write_report(model, reference, source, evidently, settings)
     print_result(result, as_json, show_report)
     if any(version["alarm"] for version in result["versions"]):
         raise typer.Exit(DRIFTED)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_drift_of_recorded_requests_is_found(run: Run, loan_model: Path, tmp_pat
     assert "110 samples, 2 windows; baseline" in changed.out
     first_row = changed.out.splitlines()[4]
     assert first_row.startswith("input.age")
+    assert run("monitor analyze", loan_model, "--from", older, "--reference", unmoved).code == 2
+    options = ("--reference", unmoved, "--evidently", "evidently.html")
+    other = run("monitor analyze", loan_model, "--from", older, *options)
+    if find_spec("evidently") is None:
+        assert (other.code, "pip install evidently" in other.err) == (1, True)
+    else:
+        assert other.code == 3
+        assert "input.age" in Path("evidently.html").read_text()
+
     with open_archive(loan_model) as archive:
         content = (archive.directory / MEMBER).read_bytes()
     Path("loan.json").write_bytes(content)
