@@ -8,7 +8,7 @@ WRITER = """
 import asyncio, os, random
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.worker.exceptions import InvalidInput
-from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.generation.worker.interface import Prompt, TextPiece, TokenLogprob
 from tsx_runtime.features.openai.worker.generation import answer
 
 
@@ -27,16 +27,16 @@ class Writer:
             raise InvalidInput("The chat template refuses a chat that the assistant begins.")
         shown = "".join(f"[{each['function']['name']}]" for each in tools)
         shown += "".join(f"{name}={value};" for name, value in (variables or {}).items())
-        return self.encode(shown + "\\n".join(f"{each['role']}: {each['content']}" for each in messages))
+        return Prompt(self.encode(shown + "\\n".join(f"{each['role']}: {each['content']}" for each in messages)))
 
-    def stream(self, prompt, sampling):
+    def stream(self, prompt, sampling, media=None):
         return self._stream(self.decode(prompt).rpartition("say ")[2], sampling)
 
     async def _stream(self, text, sampling):
-        if sampling.json_schema is not None:
-            if sampling.json_schema.get("type") == "nonsense":
+        if sampling.grammar is not None:
+            if "nonsense" in sampling.grammar.text:
                 raise InvalidInput("The JSON schema cannot be used: 'nonsense' is no type.")
-            text = '{"name": "weather", "arguments": {"city": "Rome"}}' if "anyOf" in str(sampling.json_schema) else '{"a": 1}'
+            text = '{"name": "weather", "arguments": {"city": "Rome"}}' if "anyOf" in sampling.grammar.text else '{"a": 1}'
         if text == "full":
             raise Unavailable("The cache has no room for this; try again.", retry_after=1)
         if sampling.adapter:

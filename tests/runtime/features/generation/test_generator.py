@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.language_models import CONTEXT, bpe_tokenizer
 from tsx_runtime.features.generation.worker.generator import TextGenerator, apply_defaults
-from tsx_runtime.features.generation.worker.interface import Sampling, Tokens
+from tsx_runtime.features.generation.worker.interface import Media, Sampling, Tokens
 from tsx_runtime.worker.exceptions import InvalidInput
 
 
@@ -24,7 +24,9 @@ class Engine:
     def refusal(self, sampling: Sampling) -> None:
         return None
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
+    ) -> AsyncGenerator[Tokens, None]:
         self.last = sampling
         return SimpleNamespace()  # type: ignore[return-value]  # unread
 

@@ -18,7 +18,7 @@ import torch
 from tests.runtime.features.generation.conftest import Run
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.generation.worker.interface import Sampling, TokenLogprob
+from tsx_runtime.features.generation.worker.interface import Grammar, Sampling, TokenLogprob
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
 
@@ -191,16 +191,20 @@ def test_schema_adapter_and_penalties_are_passed_to_vllm(
         FakeLLM.instance.arguments["max_loras"],
         FakeLLM.instance.arguments["max_lora_rank"],
     ) == (1, 16)
-    sampling = Sampling(max_tokens=2, adapter="polite", json_schema={"type": "object"})
+    sampling = Sampling(max_tokens=2, adapter="polite", grammar=Grammar("json_schema", "{}"))
     run(collect(engine, [3], sampling))
     params, lora = FakeLLM.instance.calls[-1]
-    assert params["structured_outputs"].named == {"json": {"type": "object"}}
+    assert params["structured_outputs"].named == {"json": "{}"}
     assert lora.values == ("polite", 1, str(tmp_path))
     penalties = {"frequency_penalty": 1.0, "presence_penalty": 0.5, "logit_bias": {3: 2.0}}
-    run(collect(engine, [3], Sampling(max_tokens=2, json_schema={}, **penalties)))
+    run(
+        collect(
+            engine, [3], Sampling(max_tokens=2, grammar=Grammar("choice", '["a"]'), **penalties)
+        )
+    )
     params, _ = FakeLLM.instance.calls[-1]
     assert params.items() >= (penalties | {"repetition_penalty": 1.0}).items()
-    assert params["structured_outputs"].named == {"json_object": True}
+    assert params["structured_outputs"].named == {"choice": ["a"]}
 
 
 def test_closing_ends_the_sequence(run: Run, engine_class: Any) -> None:

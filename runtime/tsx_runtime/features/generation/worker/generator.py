@@ -12,6 +12,8 @@ from typing import Any
 from tsx_runtime.features.generation.worker import chat_templates
 from tsx_runtime.features.generation.worker.interface import (
     GenerationEngine,
+    Media,
+    Prompt,
     Sampling,
     TextPiece,
     Tokens,
@@ -84,7 +86,7 @@ class TextGenerator:
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
-    ) -> list[int]:
+    ) -> Prompt:
         """Encode messages by the chat template, up to the beginning of the assistant's turn.
 
         Args:
@@ -129,12 +131,14 @@ class TextGenerator:
             raise InvalidInput(
                 f"The model's chat template refuses these messages: {describe_error(error)}"
             ) from error
-        return self.encode(text, add_special_tokens=False)
+        return Prompt(self.encode(text, add_special_tokens=False))
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._decode(list(token_ids)))
 
-    def stream(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[TextPiece, None]:
+    def stream(
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
+    ) -> AsyncGenerator[TextPiece, None]:
         """Check the arguments, and return a generator of the pieces of a prompt's continuation.
 
         Close the generator (`contextlib.aclosing`) unless it is read to its last piece. It raises
@@ -165,7 +169,7 @@ class TextGenerator:
                     f" {self._vocabulary - 1}."
                 )
         sampling = apply_defaults(sampling, self._defaults, remaining_tokens)
-        return self._pieces(self._engine.generate(prompt, sampling), prompt, sampling)
+        return self._pieces(self._engine.generate(prompt, sampling, media), prompt, sampling)
 
     async def _pieces(
         self, token_stream: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
@@ -177,7 +181,7 @@ class TextGenerator:
         )
         try:
             async with aclosing(token_stream):
-                async for ids, finish_reason, logprobs in token_stream:
+                async for ids, finish_reason, logprobs, cached_tokens in token_stream:
                     timing.record(len(ids))
                     if timing.last_token_at > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
                         self._metrics.report_engine(self._engine.stats())
@@ -188,14 +192,15 @@ class TextGenerator:
                     text, stop = stops.push(text)
                     if finish_reason or stop is not None:
                         break
-                    yield TextPiece(text, len(ids), None, logprobs, ids)
+                    yield TextPiece(
+                        text, len(ids), None, logprobs, ids, cached_tokens=cached_tokens
+                    )
         finally:
             self._metrics.report(sampling.adapter, len(prompt), timing, self._engine.stats())
         if stop is None:
             text += stops.finish()
-        yield TextPiece(
-            text, len(ids), finish_reason if stop is None else "stop", logprobs, ids, stop
-        )
+        reason = finish_reason if stop is None else "stop"
+        yield TextPiece(text, len(ids), reason, logprobs, ids, stop, cached_tokens)
 
 
 def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> Sampling:

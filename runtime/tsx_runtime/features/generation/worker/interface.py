@@ -18,6 +18,42 @@ ResultT = TypeVar("ResultT")
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
 
 
+class Grammar(NamedTuple):
+    """A grammar that a generated text must follow.
+
+    Attributes:
+        kind: The language of `text`.
+        text: A JSON schema as JSON, a regular expression, a JSON list of texts to choose from, or a
+            context-free grammar in the notation of Lark.
+    """
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str
+
+
+ANY_JSON_OBJECT = Grammar("json_schema", '{"type": "object"}')
+
+
+class Media(NamedTuple):
+    """The images and sounds of a prompt.
+
+    Attributes:
+        features: The tensors of the model's processor by the name of their argument, such as
+            `pixel_values`.
+        digest: A hash of the contents. Prompts with different media share no cache.
+    """
+
+    features: Mapping[str, Any]
+    digest: bytes
+
+
+class Prompt(NamedTuple):
+    """A prompt; media are at its placeholder tokens."""
+
+    token_ids: list[int]
+    media: Media | None = None
+
+
 @dataclass(frozen=True)
 class Sampling:
     """The parameters for the continuation of one sequence.
@@ -38,8 +74,10 @@ class Sampling:
         presence_penalty: The penalty for a token that the generated text contains.
         repetition_penalty: The factor for tokens that the prompt or the generated text contains.
         logit_bias: The bias of each token id.
-        json_schema: The JSON schema that the text must follow; {} allows any JSON object.
+        grammar: The grammar that the text must follow.
         adapter: The name of the adapter; None for the base model.
+        cache_salt: Prompts with different salts share no cache, so that the time to the first token
+            does not tell what others have asked.
     """
 
     max_tokens: int | None = None
@@ -54,8 +92,9 @@ class Sampling:
     presence_penalty: float = 0.0
     repetition_penalty: float | None = None
     logit_bias: Mapping[int, float] | None = None
-    json_schema: Mapping[str, Any] | None = None
+    grammar: Grammar | None = None
     adapter: str | None = None
+    cache_salt: str = ""
 
     @property
     def changes_scores(self) -> bool:
@@ -79,6 +118,7 @@ class Tokens(NamedTuple):
     token_ids: Sequence[int]
     finish_reason: FinishReason | None = None  # set only with the last tokens
     logprobs: Sequence[TokenLogprob] = ()
+    cached_tokens: int = 0  # tokens of the prompt that were in the cache; set with the first tokens
 
 
 class TextPiece(NamedTuple):
@@ -94,6 +134,7 @@ class TextPiece(NamedTuple):
     logprobs: Sequence[TokenLogprob] = ()
     token_ids: Sequence[int] = ()
     stop: str | None = None  # the stop string that ended the text
+    cached_tokens: int = 0  # as in `Tokens`
 
 
 class EngineStats(NamedTuple):
@@ -120,7 +161,9 @@ class GenerationEngine(Protocol):
     def refusal(self, sampling: Sampling) -> str | None:
         """Explain to a client why this engine cannot serve the parameters; None if it can."""
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
+    ) -> AsyncGenerator[Tokens, None]:
         """Continue a prompt. `max_tokens` must be set, and fit the context with the prompt.
 
         When the generator is closed, the sequence ends within one step and its cache is freed. The

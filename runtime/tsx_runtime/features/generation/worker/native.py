@@ -13,6 +13,7 @@ from pydantic import Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
+    Prompt,
     Sampling,
     TextPiece,
     run_without_blocking_streams,
@@ -88,7 +89,7 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     texts: list[str] = []
     tokens: list[dict[str, Any]] = []
     last = TextPiece("", 0)
-    async with aclosing(generator.stream(prompt, sampling)) as pieces:
+    async with aclosing(generator.stream(prompt.token_ids, sampling, prompt.media)) as pieces:
         async for piece in pieces:
             ids += piece.token_ids
             if request.stream and not piece.finish_reason:
@@ -108,14 +109,16 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     }
     if request.stream:
         context.set_response_content_type(0, "text/event-stream")
-        return _encode_event(len(ids), last, text, details | {"input_length": len(prompt)})
+        return _encode_event(
+            len(ids), last, text, details | {"input_length": len(prompt.token_ids)}
+        )
     return [
         {"generated_text": text}
         | ({"details": details | {"prefill": [], "tokens": tokens}} if parameters.details else {})
     ]
 
 
-def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, list[int]]:
+def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationRequest, Prompt]:
     """Read a request, and encode its prompt.
 
     A body that is not a JSON object is a text to continue.
@@ -144,7 +147,7 @@ def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationReques
             )
     inputs = request.inputs
     if isinstance(inputs, str):
-        prompt = generator.encode(inputs)
+        prompt = Prompt(generator.encode(inputs))
     elif isinstance(inputs, list) and inputs and all(isinstance(entry, dict) for entry in inputs):
         prompt = generator.encode_chat(inputs)
     else:
@@ -153,9 +156,10 @@ def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationReques
             f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions."
         )
     max_tokens = request.parameters and request.parameters.max_new_tokens
-    if max_tokens and len(prompt) < generator.context_length < len(prompt) + max_tokens:
+    size = len(prompt.token_ids)
+    if max_tokens and size < generator.context_length < size + max_tokens:
         text = (
-            f"The prompt has {len(prompt)} tokens, and max_new_tokens is {max_tokens}, but the"
+            f"The prompt has {size} tokens, and max_new_tokens is {max_tokens}, but the"
             f" model's context has {generator.context_length}"
         )
         raise InvalidInput(f"{text} for both. Shorten the prompt, or ask for fewer.")

@@ -36,6 +36,7 @@ from tsx_runtime.features.generation.worker import attention
 from tsx_runtime.features.generation.worker.interface import (
     EngineStats,
     FinishReason,
+    Media,
     Sampling,
     TokenLogprob,
     Tokens,
@@ -111,14 +112,16 @@ class TransformersEngine:
         self.context_length = min(model_length or self.cache_tokens, self.cache_tokens)
 
     def refusal(self, sampling: Sampling) -> str | None:
-        if sampling.json_schema is not None:
+        if sampling.grammar is not None:
             return (
                 "this model's engine cannot bind an answer to a JSON schema: ask for it in the"
                 " prompt, or use the engine vllm"
             )
         return None
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
+    ) -> AsyncGenerator[Tokens, None]:
         engine = self._engines[sampling.adapter]
         engine.admit(len(prompt))
         return engine.generate(prompt, sampling)

@@ -20,6 +20,8 @@ from vllm.v1.metrics.loggers import StatLoggerBase
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.features.generation.worker.interface import (
     EngineStats,
+    Grammar,
+    Media,
     Sampling,
     TokenLogprob,
     Tokens,
@@ -112,7 +114,9 @@ class VllmEngine:
     def refusal(self, sampling: Sampling) -> str | None:
         return None
 
-    def generate(self, prompt: Sequence[int], sampling: Sampling) -> AsyncGenerator[Tokens, None]:
+    def generate(
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
+    ) -> AsyncGenerator[Tokens, None]:
         if self._llm.errored:
             raise EngineDied("vLLM's engine has ended. Its worker is started again.")
         waiting = sum(not has_token for has_token in self._has_token.values())
@@ -157,16 +161,6 @@ class VllmEngine:
             del self._has_token[name]
 
     def _params(self, sampling: Sampling) -> Any:
-        schema = sampling.json_schema
-        structure = (
-            None
-            if schema is None
-            else (
-                StructuredOutputsParams(json=dict(schema))
-                if schema
-                else StructuredOutputsParams(json_object=True)
-            )
-        )
         return SamplingParams(
             max_tokens=sampling.max_tokens,
             temperature=sampling.temperature or 0.0,
@@ -179,10 +173,21 @@ class VllmEngine:
             logit_bias=dict(sampling.logit_bias or {}) or None,
             logprobs=sampling.top_logprobs if sampling.logprobs else None,
             stop_token_ids=self._end_tokens,
-            structured_outputs=structure,
+            structured_outputs=structured_outputs(sampling.grammar),
             detokenize=False,  # `text.py` decodes the tokens of all engines.
             output_kind=RequestOutputKind.DELTA,
         )
+
+
+def structured_outputs(grammar: Grammar | None) -> Any:
+    """Return vLLM's parameters for a grammar, or None."""
+    if grammar is None:
+        return None
+    kind, text = grammar
+    if kind == "choice":
+        return StructuredOutputsParams(choice=json.loads(text))
+    names = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
+    return StructuredOutputsParams(**{names[kind]: text})
 
 
 def convert_tokens(completion: Any, top_count: int) -> Tokens:

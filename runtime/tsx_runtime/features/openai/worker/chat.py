@@ -13,9 +13,9 @@ from tsx_runtime.features.openai.worker.messages import Message, Tool, choose_to
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
     ChoicesRequest,
+    grammar_of,
     limit_logprob,
     new_id,
-    schema_of,
 )
 from tsx_runtime.features.openai.worker.requests import Logprobs, read
 from tsx_runtime.features.openai.worker.tool_calls import ToolText
@@ -43,14 +43,14 @@ class ChatReply(ChoicesReply):
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        tools, call_schema = choose_tools(request.tools or (), request.tool_choice)
+        tools, call_grammar = choose_tools(request.tools or (), request.tool_choice)
         sampling = request.sampling(
             generator,
             model,
             request.max_completion_tokens or request.max_tokens,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
-            json_schema=schema_of(request.response_format) if call_schema is None else call_schema,
+            grammar=call_grammar or grammar_of(request.response_format),
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}

@@ -8,13 +8,13 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
-from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.generation.worker.interface import Prompt, TextPiece, TokenLogprob
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
     ChoicesRequest,
+    grammar_of,
     limit_logprob,
     new_id,
-    schema_of,
 )
 from tsx_runtime.features.openai.worker.requests import Logprobs, read
 from tsx_runtime.worker.codecs.bodies import MAX_TOKENS, JsonObject, RefusedField, TokenCount
@@ -85,17 +85,16 @@ class CompletionReply(ChoicesReply):
         default_max_tokens = max(
             1, min(DEFAULT_TOKENS, generator.context_length - max(map(len, prompts)))
         )
-        schema = schema_of(request.response_format)
         sampling = request.sampling(
             generator,
             model,
             request.max_tokens or default_max_tokens,
             logprobs=top_count is not None,
             top_logprobs=top_count or 0,
-            json_schema=schema,
+            grammar=grammar_of(request.response_format),
         )
         head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
-        super().__init__(request, generator, prompts, sampling, head)
+        super().__init__(request, generator, [*map(Prompt, prompts)], sampling, head)
         self._echo = [
             generator.decode(continuation.prompt) if request.echo else ""
             for continuation in self.continuations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
@@ -9,6 +10,7 @@ from pydantic import AliasChoices, BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
+from tsx_runtime.features.generation.worker.interface import Grammar, Prompt
 from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
 
 
@@ -84,10 +86,8 @@ class Tool(BodyObject, extra="ignore"):
     function: ToolFunction
 
 
-def choose_tools(
-    tools: Sequence[Tool], choice: Any
-) -> tuple[list[JsonObject], Mapping[str, Any] | None]:
-    """Return the tools for the prompt, and the JSON schema of the response if it must be a call.
+def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[JsonObject], Grammar | None]:
+    """Return the tools for the prompt, and the grammar of the response if it must be a call.
 
     Raises:
         RefusedField: `choice` is unknown, or names a function that is not in `tools`.
@@ -120,7 +120,8 @@ def choose_tools(
         for tool in tools
         if tool.function.name in chosen_names
     ]
-    return template_tools, call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
+    schema = call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
+    return template_tools, Grammar("json_schema", json.dumps(schema))
 
 
 def encode_messages(
@@ -128,7 +129,7 @@ def encode_messages(
     messages: Sequence[Message],
     tools: Sequence[Mapping[str, Any]] = (),
     variables: Mapping[str, Any] | None = None,
-) -> list[int]:
+) -> Prompt:
     """Encode a chat by the model's chat template.
 
     Raises:
@@ -136,11 +137,11 @@ def encode_messages(
         InvalidInput: The template refuses the messages.
     """
     chat = [message.for_template() for message in messages]
-    tokens = generator.encode_chat(chat, tools, variables)
-    if tools and tokens == generator.encode_chat(chat, variables=variables):
+    prompt = generator.encode_chat(chat, tools, variables)
+    if tools and prompt == generator.encode_chat(chat, variables=variables):
         raise RefusedField(
             "The model's chat template knows no tools. Send the request without 'tools', or serve a"
             " model that has them.",
             "tools",
         )
-    return tokens
+    return prompt

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -13,7 +13,11 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
+    ANY_JSON_OBJECT,
     FinishReason,
+    Grammar,
+    Media,
+    Prompt,
     Sampling,
     TextPiece,
     TokenLogprob,
@@ -30,10 +34,11 @@ class Continuation(NamedTuple):
 
     prompt: list[int]
     sampling: Sampling
+    media: Media | None = None
 
 
 def make_continuations(
-    prompts: list[list[int]], sampling: Sampling, n: int, generator: TextGenerator
+    prompts: Sequence[Prompt], sampling: Sampling, n: int, generator: TextGenerator
 ) -> list[Continuation]:
     """Return `n` continuations of each prompt; a given seed is made different for each.
 
@@ -41,7 +46,7 @@ def make_continuations(
         RefusedField: The model's context is too short.
     """
     context_length = generator.context_length
-    for prompt in prompts:
+    for prompt, _ in prompts:
         if len(prompt) + (sampling.max_tokens or 1) > context_length:
             requested_tokens = (
                 "at least one" if sampling.max_tokens is None else sampling.max_tokens
@@ -55,7 +60,9 @@ def make_continuations(
             )
     seeds = [sampling.seed if sampling.seed is None else sampling.seed + idx for idx in range(n)]
     return [
-        Continuation(prompt, replace(sampling, seed=seed)) for prompt in prompts for seed in seeds
+        Continuation(prompt, replace(sampling, seed=seed), media)
+        for prompt, media in prompts
+        for seed in seeds
     ]
 
 
@@ -109,11 +116,13 @@ class TextFormat(BodyObject):
         return self
 
 
-def schema_of(format: TextFormat | None) -> Mapping[str, Any] | None:
-    """Return the JSON schema of the text, or None; {} allows any JSON object."""
+def grammar_of(format: TextFormat | None) -> Grammar | None:
+    """Return the grammar of the text, or None for any text."""
     if format is None or format.type == "text":
         return None
-    return {} if format.type == "json_object" else format.definition
+    if format.type == "json_object":
+        return ANY_JSON_OBJECT
+    return Grammar("json_schema", json.dumps(format.definition))
 
 
 def _flatten_schema(format: Any) -> Any:
@@ -148,7 +157,7 @@ class ChoicesReply:
         self,
         request: ChoicesRequest,
         generator: TextGenerator,
-        prompts: list[list[int]],
+        prompts: Sequence[Prompt],
         sampling: Sampling,
         head: JsonObject,
     ) -> None:
@@ -164,7 +173,7 @@ class ChoicesReply:
         self.continuations = make_continuations(prompts, sampling, request.n or 1, generator)
         self._generator = generator
         self._choices = [Choice() for _ in self.continuations]
-        self._prompt_tokens = sum(map(len, prompts))
+        self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._head = head | {"created": int(time.time())}
 
     def end(self) -> bytes:

@@ -14,9 +14,9 @@ from tsx_runtime.features.openai.worker.replies import (
     Choice,
     TextFormat,
     encode_event,
+    grammar_of,
     make_continuations,
     new_id,
-    schema_of,
 )
 from tsx_runtime.features.openai.worker.requests import TextRequest, read
 from tsx_runtime.worker.codecs.bodies import (
@@ -97,8 +97,10 @@ class ResponseReply:
                 Message.model_validate({"role": "system", "content": request.instructions}),
                 *messages,
             ]
-        schema = schema_of(request.text.format if request.text is not None else None)
-        sampling = request.sampling(generator, model, request.max_output_tokens, json_schema=schema)
+        text_format = request.text.format if request.text is not None else None
+        sampling = request.sampling(
+            generator, model, request.max_output_tokens, grammar=grammar_of(text_format)
+        )
         self.streams = bool(request.stream)
         self.continuations = make_continuations(
             [encode_messages(generator, messages, variables=request.chat_template_kwargs)],
@@ -122,11 +124,7 @@ class ResponseReply:
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
-            "text": {
-                "format": {
-                    "type": "text" if schema is None else "json_schema" if schema else "json_object"
-                }
-            },
+            "text": {"format": {"type": "text" if text_format is None else text_format.type}},
             "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_p": sampling.top_p,
