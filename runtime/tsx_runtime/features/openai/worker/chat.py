@@ -13,7 +13,6 @@ from tsx_runtime.features.openai.worker.messages import Message, Tool, choose_to
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
     ChoicesRequest,
-    grammar_of,
     limit_logprob,
     new_id,
 )
@@ -30,6 +29,7 @@ class ChatRequest(ChoicesRequest):
     top_logprobs: Logprobs = None
     tools: list[Tool] | None = None
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     chat_template_kwargs: JsonObject | None = None
 
 
@@ -43,14 +43,19 @@ class ChatReply(ChoicesReply):
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        tools, call_grammar = choose_tools(request.tools or (), request.tool_choice)
+        tools, grammar = choose_tools(
+            request.tools or (),
+            request.tool_choice,
+            request.parallel_tool_calls is not False,
+            request.grammar(request.response_format),
+        )
         sampling = request.sampling(
             generator,
             model,
             request.max_completion_tokens or request.max_tokens,
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
-            grammar=call_grammar or grammar_of(request.response_format),
+            grammar=grammar,
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
