@@ -1,10 +1,15 @@
-"""The log probabilities of OpenAI's completions, which identify tokens by their text."""
+"""The log probabilities of OpenAI's completions and chats."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import pytest
+
+from tests.support.language_models import bpe_tokenizer, byte_fallback_tokenizer
+from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.openai.worker.chat import ChatReply
 from tsx_runtime.features.openai.worker.completions import CompletionReply
 
 
@@ -41,3 +46,23 @@ def test_only_the_most_likely_token_of_each_text_is_shown() -> None:
         [-1.0],
         [{"\ufffd": -1.0, "a": -2.0}],
     )
+
+
+@pytest.mark.parametrize("make_tokenizer", [bpe_tokenizer, byte_fallback_tokenizer])
+def test_chats_have_the_bytes_of_parts_of_characters(make_tokenizer: Any) -> None:
+    unused: Any = None
+    tokenizer = make_tokenizer()
+    generator = TextGenerator(tokenizer, Bytes(), None, len(tokenizer), unused)  # type: ignore[arg-type]  # the reply only reads its limits
+    message = {"role": "user", "content": "a"}
+    reply = ChatReply({"messages": [message], "logprobs": True, "top_logprobs": 1}, generator, "m")
+    # "日" has the bytes e6 97 a5, and is in neither vocabulary.
+    for token in generator.encode("日")[-3:]:
+        reply.add(0, TextPiece("", 1, None, [TokenLogprob(token, -1.0, [(token, -1.0)])]))
+    reply.add(0, TextPiece("日", 0, "length"))
+    content = reply.body()["choices"][0]["logprobs"]["content"]
+    assert [(entry["token"], entry["bytes"]) for entry in content] == [
+        ("\\xe6", [0xE6]),
+        ("\\x97", [0x97]),
+        ("\\xa5", [0xA5]),
+    ]
+    assert [entry["top_logprobs"][0]["bytes"] for entry in content] == [[0xE6], [0x97], [0xA5]]
