@@ -144,6 +144,6 @@ class ChatReply(ChoicesReply):
 
     def _token_json(self, token_id: int, logprob: float) -> JsonObject:
         data = self._generator.token_bytes(token_id)
-        # OpenAI writes the bytes of an incomplete character as "\\xe2".
+        # OpenAI writes a byte of an incomplete character as `\xe2`, in these four characters.
         text = data.decode(errors="backslashreplace")
         return {"token": text, "logprob": limit_logprob(logprob), "bytes": list(data)}
