@@ -89,6 +89,8 @@ V2_HEADER = (b"x-tsx-protocol", b"v2")
 V2_META = b"\r\n%b: %b\r\n" % V2_HEADER  # this header within a request's meta
 OPENAI_HEADER = (b"x-tsx-protocol", b"openai")  # The server adds it to a request of OpenAI's API.
 OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
+# The server adds it to a traced request. In the response, it has attributes of the span as JSON.
+SPAN_HEADER = "x-tsx-span"
 # The position of a workflow's node: first, inner or last. No client can send this name.
 NODE_HEADER = b":workflow-node"
 # The headers of requests to stateful models.

@@ -58,6 +58,32 @@ def bpe_tokenizer() -> Any:
     )
 
 
+@cache
+def byte_fallback_tokenizer() -> Any:
+    """Make a tokenizer as SentencePiece's: words begin with "▁", unknown characters are bytes."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+
+    entries = [*SPECIAL, *(f"<0x{byte:02X}>" for byte in range(256)), *"▁abcé", "▁a", "▁ab"]
+    vocabulary = {entry: index for index, entry in enumerate(entries)}
+    merges = [("▁", "a"), ("▁a", "b")]
+    tokenizer = Tokenizer(models.BPE(vocabulary, merges, byte_fallback=True))
+    tokenizer.normalizer = normalizers.Sequence(
+        [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+    )
+    tokenizer.decoder = decoders.Sequence(
+        [
+            decoders.Replace("▁", " "),
+            decoders.ByteFallback(),
+            decoders.Fuse(),
+            decoders.Strip(" ", 1, 0),
+        ]
+    )
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|end|>", chat_template=CHAT_TEMPLATE
+    )
+
+
 def tiny_llama(directory: Path, **config: Any) -> Path:
     """Save a seeded Llama, with 100,000 parameters unless `config` changes its sizes."""
     tokenizer = bpe_tokenizer()

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TypeAlias
 
 from tsx_runtime.errors import BadRequest, PredictionFailed
+from tsx_runtime.wire import SPAN_HEADER
 
 _process_uuid = str(uuid.uuid4())
 _PROCESS_PART = _process_uuid[:24].encode()
@@ -33,7 +34,7 @@ _RESERVED = frozenset(
 _FRAMING = frozenset(
     (b"content-length", b"transfer-encoding", b"connection", b"keep-alive", b"upgrade", b"trailer")
 )
-_SERVER_HEADERS = {*_FRAMING, b"x-request-id"}
+_SERVER_HEADERS = {*_FRAMING, b"x-request-id", SPAN_HEADER.encode()}
 _NAME = re.compile(rb"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _NOT_IN_VALUE = re.compile(rb"[\x00-\x08\x0a-\x1f\x7f]")
 

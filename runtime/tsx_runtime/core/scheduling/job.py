@@ -237,7 +237,8 @@ class WaitingJob(Job):
 
     def answer(self, status: int, headers: Buffer, body: Buffer, batch: Batch) -> None:
         if self._trace is not None:
-            self._trace.on_answer(self.routed or self.destination, self.arrived, status, batch)
+            version = self.routed or self.destination
+            self._trace.on_answer(version, self.arrived, status, headers, batch)
         if self.on_times is not None:
             self._added += self.on_times(self, status, batch)
         # An error in the middle of a stream is raised instead of being sent as a part.

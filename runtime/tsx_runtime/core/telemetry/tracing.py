@@ -13,6 +13,7 @@ thread that sends them. `features/tracing/otlp.py` sends them; this module does 
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import time
@@ -24,6 +25,7 @@ from typing import Any, NamedTuple
 
 from tsx_runtime.core.telemetry.batch_times import Batch, BatchTimes
 from tsx_runtime.errors import TsxError, is_failure
+from tsx_runtime.wire import SPAN_HEADER, Buffer
 
 MAX_STATE_CHARS = 512  # A longer tracestate is not passed on.
 MAX_LINKS = 32
@@ -32,6 +34,7 @@ _PARENT = re.compile(
     rb"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})([0-9a-f]{16})-([0-9a-f]{2})(-.*)?"
 )
 _TRACEPARENT_LINE = re.compile(rb"(?im)^traceparent: [^\r\n]*\r\n")
+_SPAN_LINE = re.compile(rb"(?m)^%b: (.*)\r\n" % SPAN_HEADER.encode())
 
 SpanFactory = Callable[[], list["Span"]]  # It is called once, in any thread.
 Links = tuple[tuple[int, int], ...]  # pairs of a trace id and a span id
@@ -195,19 +198,23 @@ class JobTrace:
     def with_traceparent(self, meta: bytes) -> bytes:
         """Return a request's meta (see `wire`) with the handler's span as `traceparent`."""
         headers_start = meta.find(b"\r\n", meta.find(b"\r\n") + 2) + 2
-        return b"%b%btraceparent: 00-%032x-%016x-01\r\n" % (
+        return b"%b%b%b: 1\r\ntraceparent: 00-%032x-%016x-01\r\n" % (
             meta[:headers_start],
             _TRACEPARENT_LINE.sub(b"", meta[headers_start:]),
+            SPAN_HEADER.encode(),
             self._parent.trace_id,
             self._handler,
         )
 
-    def on_answer(self, version: Any, arrived: float, status: int, batch: Batch) -> None:
+    def on_answer(
+        self, version: Any, arrived: float, status: int, headers: Buffer, batch: Batch
+    ) -> None:
         self._name_version(version)
         parent = self._parent
         links = parent.tracer.batch_links(batch, parent.trace_id, self._handler)
         times = version.stats.times(batch)
         version.stats.add_exemplar(f"{parent.trace_id:032x}", arrived, times)
+        span_line = _SPAN_LINE.search(headers)
         parent.tracer.emit(
             partial(
                 self._make_spans,
@@ -215,18 +222,24 @@ class JobTrace:
                 arrived,
                 f"status {status}" if is_failure(status) else "",
                 links,
+                span_line[1] if span_line else b"{}",
             )
         )
 
     def _make_spans(
-        self, times: BatchTimes, arrived: float, error: str, links: Links
+        self, times: BatchTimes, arrived: float, error: str, links: Links, attributes: bytes
     ) -> list[Span]:
         free = max(times.free, arrived)
         spans = [
             self._span("queue", arrived, free),
             self._span("batch wait", free, times.began),
             self._span(
-                "handler", times.began, times.done, {"tsx.batch.size": times.size}, error, links
+                "handler",
+                times.began,
+                times.done,
+                {"tsx.batch.size": times.size, **_parse_attributes(attributes)},
+                error,
+                links,
             ),
         ]
         start = times.began
@@ -282,6 +295,15 @@ class JobTrace:
             parent.state,
             links,
         )
+
+
+def _parse_attributes(text: bytes) -> dict[str, Any]:
+    """Return the attributes that a worker has sent; it runs a user's code, so they may be wrong."""
+    try:
+        attributes = json.loads(text)
+    except ValueError:
+        return {}
+    return attributes if isinstance(attributes, dict) else {}
 
 
 # The parent of spans that this asyncio task starts. Some servers run a task per request.

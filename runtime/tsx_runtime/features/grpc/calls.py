@@ -134,11 +134,16 @@ async def complete_answer(context: Context, pending: PendingRequest) -> tuple[An
 
 
 async def answer_parts(
-    context: Context, pending: PendingRequest
+    context: Context, pending: PendingRequest, *, has_sent: bool = False
 ) -> AsyncGenerator[tuple[Answer, bytes], None]:
-    """Yield the response with each of its parts, as fast as the client reads them."""
+    """Yield the response with each of its parts, as fast as the client reads them.
+
+    With `has_sent`, the call has sent a message. Its metadata went before that, so the response's
+    headers are dropped.
+    """
     answer = await _first_answer(context, pending)
-    await send_headers(context, pending, answer)
+    if not has_sent:
+        await send_headers(context, pending, answer)
     async for part in answer.parts():
         yield answer, part
 

@@ -119,11 +119,13 @@ class OpenInference:
         self, requests: AsyncIterator[Any], context: Context
     ) -> AsyncGenerator[Any, None]:
         """Answer a stream's requests one after the other; each part of an answer is a message."""
+        has_sent = False
         async for request in requests:
             try:
                 route = self._find_route(request.model_name, request.model_version)
                 with _submit(context, route, request, self.registry.hidden_headers) as pending:
-                    async for answer, body in answer_parts(context, pending):
+                    parts = answer_parts(context, pending, has_sent=has_sent)
+                    async for answer, body in parts:
                         response = self._response(request, pending.version, answer, body)
                         yield self.messages.ModelStreamInferResponse(infer_response=response)
             except (TsxError, CallRefused) as error:
@@ -134,6 +136,7 @@ class OpenInference:
                 yield self.messages.ModelStreamInferResponse(
                     error_message=reason.details, infer_response=failed_response
                 )
+            has_sent = True
 
     def _find_version(self, name: str, version: str, parameter: str) -> ModelVersion:
         _check_name(name, parameter)

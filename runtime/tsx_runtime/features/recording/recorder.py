@@ -47,7 +47,7 @@ _CONNECTION_HEADERS = frozenset(
         "tracestate",
         "trailer",
     }
-    | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode()}
+    | {"transfer-encoding", "upgrade", wire.NODE_HEADER.decode(), wire.SPAN_HEADER}
 )
 # Headers that are needed to send a request again.
 _REPLAY_HEADERS = frozenset(

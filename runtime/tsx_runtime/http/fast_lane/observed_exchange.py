@@ -140,7 +140,7 @@ class TracedExchange(LoggedExchange):
         """Record the times of the batch, write the response, and end the span."""
         trace, self._trace = self._trace, None
         if trace is not None:
-            trace.on_answer(self.served_by(), self.arrived, status, batch)
+            trace.on_answer(self.served_by(), self.arrived, status, headers, batch)
         self._answer(status, headers, body, batch)
 
     def refuse(self, error: TsxError) -> None:

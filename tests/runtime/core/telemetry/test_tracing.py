@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -83,7 +84,9 @@ HEADERS = st.lists(
 
 
 @given(st.sampled_from([b"", b"a=b"]), HEADERS)
-def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+def test_the_handler_gets_one_traceparent_and_is_asked_for_attributes(
+    query: bytes, headers: list[tuple[bytes, bytes]]
+) -> None:
     parent_span = Tracer(1, lambda make_spans: None).begin(None, 1.0)
     request_id, reported_query, block = parse_request_meta(
         JobTrace(parent_span).with_traceparent(request_meta("id-1", query, headers))
@@ -93,13 +96,13 @@ def test_the_handler_gets_one_traceparent(query: bytes, headers: list[tuple[byte
     expected = [
         (name.decode(), value.decode()) for name, value in headers if name.lower() != b"traceparent"
     ]
-    assert header_fields[:-1] == expected
+    assert header_fields[:-1] == [*expected, ("x-tsx-span", "1")]
     assert header_fields[-1][0] == "traceparent"
     assert re.fullmatch(f"00-{parent_span.trace_id:032x}-[0-9a-f]{{16}}-01", header_fields[-1][1])
 
 
 def trace_batch(
-    *arrivals: float, times: BatchTimes, status: int = 200
+    *arrivals: float, times: BatchTimes, status: int = 200, headers: bytes = b""
 ) -> tuple[list[Span], OpenSpan]:
     """Return the spans of the requests of one batch, and the last request's parent span."""
     spans: list[Span] = []
@@ -110,7 +113,7 @@ def trace_batch(
     version = SimpleNamespace(name="m", version="1.0", stats=stats)
     for arrived in arrivals:
         parent_span = tracer.begin(None, arrived)
-        JobTrace(parent_span).on_answer(version, arrived, status, BATCH)
+        JobTrace(parent_span).on_answer(version, arrived, status, memoryview(headers), BATCH)
     return spans, parent_span
 
 
@@ -151,6 +154,25 @@ def test_without_waiting_the_queue_span_is_empty() -> None:
         ("inference", 3.0, 6.0),
     ]
     assert [span.error for span in spans] == ["", "", "status 500", ""]
+
+
+@pytest.mark.parametrize(
+    ("headers", "attributes"),
+    [
+        (b'x-tsx-span: {"a": 1}\r\n', {"a": 1}),
+        (b'content-type: text/html\r\nx-tsx-span: {"a": ["b"]}\r\nx: y\r\n', {"a": ["b"]}),
+        (b"x-tsx-span: {\r\n", {}),
+        (b"x-tsx-span: [1]\r\n", {}),
+        (b"x: x-tsx-span: {}\r\n", {}),
+        (b"", {}),
+    ],
+)
+def test_the_handlers_span_has_the_attributes_that_the_worker_sends(
+    headers: bytes, attributes: dict[str, Any]
+) -> None:
+    spans, _ = trace_batch(1.0, times=TIMES, headers=headers)
+    (handler,) = (span for span in spans if span.name == "handler")
+    assert handler.attributes == {"tsx.batch.size": 2, **attributes}
 
 
 def test_the_spans_of_one_batch_are_linked() -> None:

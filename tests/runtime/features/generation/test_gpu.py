@@ -16,6 +16,7 @@ from tests.support.language_models import character_model, zen
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.features.generation.worker import attention
 from tsx_runtime.features.generation.worker.interface import Sampling
+from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -106,6 +107,32 @@ def test_logprobs_belong_to_their_tokens(
         assert all(-3 < token.logprob <= 0 for token in logprobs)
         assert all(token.top[0][0] == token.token_id for token in logprobs)
     assert not engine._engines[None].sampler._logprobs
+
+
+def test_vllm_continues_the_training_text(model: Path, tokens: list[int]) -> None:
+    pytest.importorskip("vllm")
+    from tsx_runtime.features.generation.worker.vllm_engine import VllmEngine
+
+    files = PretrainedFiles(
+        model,
+        {},
+        "text-generation",
+        HuggingFaceConfig(cache_memory=1 << 30),
+        "bfloat16",
+        torch.device("cuda"),
+        False,
+    )
+
+    async def together() -> list[list[int]]:
+        engine = await VllmEngine.load(files, [0])
+        sampling = Sampling(max_tokens=80, temperature=0.0)
+        try:
+            answers = [collect(engine, tokens[:start], sampling) for start in STARTS]
+            return [ids(answer) for answer in await asyncio.gather(*answers)]
+        finally:
+            await engine.close()
+
+    assert asyncio.run(together()) == [tokens[start : start + 80] for start in STARTS]
 
 
 def test_a_seed_reproduces_an_answer_in_any_batch(

@@ -15,7 +15,11 @@ from tsx_runtime.features.generation.worker.interface import (
     LONG_BODY_BYTES,
     run_without_blocking_streams,
 )
-from tsx_runtime.features.generation.worker.text import Detokenizer, StopStrings
+from tsx_runtime.features.generation.worker.text import (
+    Detokenizer,
+    StopStrings,
+    vocabulary_bytes,
+)
 
 
 def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
@@ -120,3 +124,13 @@ def test_long_bodies_are_read_in_a_thread_one_at_a_time() -> None:
     short_read, *long_reads = asyncio.run(ask())
     assert short_read == threading.current_thread().name
     assert {name.rpartition("_")[0] for name in long_reads} == {"tsx-tokenizing"}
+
+
+def test_each_byte_has_an_entry_in_both_kinds_of_vocabularies() -> None:
+    from tokenizers import pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    assert sorted(map(vocabulary_bytes, alphabet)) == [bytes([byte]) for byte in range(256)]
+    assert [vocabulary_bytes(f"<0x{byte:02X}>") for byte in (0, 0xE2)] == [b"\0", b"\xe2"]
+    assert vocabulary_bytes("<0xE2>a") == b"<0xE2>a"
+    assert vocabulary_bytes("\ufffd日") == "\ufffd日".encode()

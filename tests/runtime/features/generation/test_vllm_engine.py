@@ -8,6 +8,7 @@ import sys
 import types
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ import torch
 from tests.runtime.features.generation.conftest import Run
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
+from tsx_runtime.features.generation.worker import loading
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling, TokenLogprob
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
@@ -110,6 +112,7 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     }
     for name, members in names.items():
         module = types.ModuleType(name)
+        module.__spec__ = ModuleSpec(name, None)
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
     module = importlib.import_module("tsx_runtime.features.generation.worker.vllm_engine")
@@ -117,10 +120,10 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules[module.__name__]
 
 
-def load(
-    run: Run, engine_class: Any, directory: str = "/models/m", adapters: Any = (), **config: Any
-) -> Any:
-    files = PretrainedFiles(
+def pretrained_files(
+    directory: str = "/models/m", adapters: Any = (), **config: Any
+) -> PretrainedFiles:
+    return PretrainedFiles(
         Path(directory),
         dict(adapters),
         "text-generation",
@@ -129,7 +132,10 @@ def load(
         torch.device("cuda", 0),
         False,
     )
-    return run(engine_class.load(files, [0]))
+
+
+def load(run: Run, engine_class: Any, *arguments: Any, **config: Any) -> Any:
+    return run(engine_class.load(pretrained_files(*arguments, **config), [0]))
 
 
 async def collect(engine: Any, prompt: list[int], sampling: Sampling) -> list[Any]:
@@ -262,3 +268,14 @@ def test_a_model_that_vllm_rejects_does_not_load(
     (tmp_path / "adapter_config.json").write_text('{"r": 1000}')
     with pytest.raises(LoadError, match="max_lora_rank should be"):
         load(run, engine_class, adapters={"large": tmp_path})
+
+
+@pytest.mark.parametrize("engine", ["auto", "transformers"])
+def test_vllm_runs_a_model_only_by_its_name(
+    run: Run, engine_class: Any, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    monkeypatch.setattr(loading, "load_model", lambda files: pytest.fail(files.config.engine))
+    with pytest.raises(pytest.fail.Exception, match=engine):
+        run(loading._load_engine(pretrained_files(engine=engine), [0], False))
+    named = run(loading._load_engine(pretrained_files(engine="vllm"), [0], False))
+    assert isinstance(named, engine_class)

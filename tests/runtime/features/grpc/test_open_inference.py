@@ -160,17 +160,38 @@ def test_the_server_and_its_models_report_readiness(by_grpc: TritonClient) -> No
         client.get_model_metadata("nope")
 
 
-def test_a_stream_delivers_each_part_and_continues_after_errors(by_grpc: TritonClient) -> None:
+PARTS = [[b"a"], [b"b"], [b""], [b"c"]]
+UNKNOWN, FAILED = "Model not found: nope", "no such image"
+
+
+@pytest.mark.parametrize(
+    ("actions", "expected"),
+    [
+        (["stream", "", "large"], [*PARTS, UNKNOWN, [b"whole"]]),
+        # Once a message is sent, the headers of a further response cannot be sent as metadata.
+        (["stream", "stream"], [*PARTS, *PARTS]),
+        (["large", "stream", "headers"], [[b"whole"], *PARTS, [b"a,b"]]),
+        (["", "stream"], [UNKNOWN, *PARTS]),
+        (["raise", "stream"], [FAILED, *PARTS]),
+    ],
+)
+def test_a_stream_answers_each_request_with_its_parts_or_error(
+    by_grpc: TritonClient, actions: list[str], expected: list[Any]
+) -> None:
     answers: queue.Queue[Any] = queue.Queue()
     by_grpc.client.start_stream(callback=lambda result, error: answers.put((result, error)))
-    for model, action in (("talker", b"stream"), ("nope", b""), ("talker", b"large")):
-        inputs = [by_grpc.tensor("do", [action]), by_grpc.tensor("data", [b"whole"])]
-        by_grpc.client.async_stream_infer(model, inputs, request_id="9")
-    results, errors = zip(*[answers.get(timeout=TIMEOUT) for _ in range(6)], strict=True)
+    for action in actions:
+        inputs = [by_grpc.tensor("do", [action.encode()]), by_grpc.tensor("data", [b"whole"])]
+        by_grpc.client.async_stream_infer("talker" if action else "nope", inputs, request_id="9")
+    received = [answers.get(timeout=TIMEOUT) for _ in expected]
     by_grpc.client.stop_stream()
-    outputs = [None if result is None else result.as_numpy("output").tolist() for result in results]
-    assert outputs == [[b"a"], [b"b"], [b""], [b"c"], None, [b"whole"]]
-    assert "Model not found: nope" in str(errors[4])
+    outputs = [
+        next((text for text in (UNKNOWN, FAILED) if text in str(error)), error)
+        if result is None
+        else result.as_numpy("output").tolist()
+        for result, error in received
+    ]
+    assert outputs == expected
 
 
 def test_the_service_under_torchserves_name_accepts_typed_contents(client: Client) -> None:

@@ -28,11 +28,12 @@ from tests.runtime.features.huggingface.conftest import (
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS, image, sound
 from tests.support.language_models import tiny_llama
-from tests.support.served_model import a_context
+from tests.support.served_model import a_context, answers_of
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.features.generation.worker import loading as generation
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.features.openai.worker import tasks as openai
+from tsx_runtime.wire import parse_header_block
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.loader import find_entry
 
@@ -117,6 +118,24 @@ def test_hugging_faces_client_can_read_answers_for_images_and_sounds(
     assert len(client("clip").zero_shot_image_classification(picture, ["a", "b"])) == 2
     assert len(client("wav2vec2-classification").audio_classification(speech, top_k=2)) == 2
     assert client("whisper").automatic_speech_recognition(speech).text is not None
+
+
+def test_a_traced_request_for_embeddings_reports_its_tokens(served: Serve) -> None:
+    body = bytearray(json.dumps({"model": "m", "input": ["a b", "c"]}).encode())
+    url_path = (b"url_path", b"v1/embeddings")
+    model = served("sentences").model
+    (plain,) = answers_of(model, body, headers=[url_path])
+    (traced,) = answers_of(model, body, headers=[url_path, (b"x-tsx-span", b"1")])
+    assert traced[2] == plain[2]
+    assert b"x-tsx-span" not in plain[1]
+    headers = dict(parse_header_block(traced[1].decode()))
+    assert json.loads(headers["x-tsx-span"]) == {
+        "gen_ai.provider.name": "tsx",
+        "gen_ai.response.model": "m",
+        "gen_ai.operation.name": "embeddings",
+        "gen_ai.request.model": "m",
+        "gen_ai.usage.input_tokens": json.loads(traced[2])["usage"]["prompt_tokens"],
+    }
 
 
 def test_openais_paths_have_openais_response_format(served: Serve) -> None:

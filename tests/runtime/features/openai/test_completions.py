@@ -1,4 +1,4 @@
-"""OpenAI's completions: their log probabilities, choices and usage."""
+"""OpenAI's completions: their log probabilities, choices and usage; and the bytes of tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support.language_models import bpe_tokenizer, byte_fallback_tokenizer
+from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.openai.worker.chat import ChatReply
 from tsx_runtime.features.openai.worker.completions import CompletionReply
 from tsx_runtime.worker.codecs.bodies import RefusedField
 
@@ -83,3 +86,23 @@ def test_a_stream_may_name_as_many_candidates_as_texts() -> None:
     generator: Any = Bytes()
     body = {"prompt": "a", "n": 2, "best_of": 2, "stream": True}
     assert len(CompletionReply(body, generator, "m").continuations) == 2
+
+
+@pytest.mark.parametrize("make_tokenizer", [bpe_tokenizer, byte_fallback_tokenizer])
+def test_chats_have_the_bytes_of_parts_of_characters(make_tokenizer: Any) -> None:
+    unused: Any = None
+    tokenizer = make_tokenizer()
+    generator = TextGenerator(tokenizer, Bytes(), None, len(tokenizer), unused)  # type: ignore[arg-type]  # the reply only reads its limits
+    message = {"role": "user", "content": "a"}
+    reply = ChatReply({"messages": [message], "logprobs": True, "top_logprobs": 1}, generator, "m")
+    # "日" has the bytes e6 97 a5, and is in neither vocabulary.
+    for token in generator.encode("日")[-3:]:
+        reply.add(0, TextPiece("", 1, None, [TokenLogprob(token, -1.0, [(token, -1.0)])]))
+    reply.add(0, TextPiece("日", 0, "length"))
+    content = reply.body()["choices"][0]["logprobs"]["content"]
+    assert [(entry["token"], entry["bytes"]) for entry in content] == [
+        ("\\xe6", [0xE6]),
+        ("\\x97", [0x97]),
+        ("\\xa5", [0xA5]),
+    ]
+    assert [entry["top_logprobs"][0]["bytes"] for entry in content] == [[0xE6], [0x97], [0xA5]]

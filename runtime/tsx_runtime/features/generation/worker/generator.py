@@ -23,7 +23,12 @@ from tsx_runtime.features.generation.worker.metrics import (
     GenerationMetrics,
     TokenTimes,
 )
-from tsx_runtime.features.generation.worker.text import Detokenizer, StopStrings
+from tsx_runtime.features.generation.worker.text import (
+    INCOMPLETE_CHAR,
+    Detokenizer,
+    StopStrings,
+    vocabulary_bytes,
+)
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, describe_error
 
@@ -137,6 +142,16 @@ class TextGenerator:
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self._decode(list(token_ids)))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of a token, which may be a part of a character."""
+        # Some decoders drop the space before the first token, so the second one is read.
+        text = self.decode([token_id, token_id])[len(self.decode([token_id])) :]
+        return (
+            vocabulary_bytes(self._tokenizer.convert_ids_to_tokens(token_id))
+            if INCOMPLETE_CHAR in text
+            else text.encode()
+        )
 
     def stream(
         self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None

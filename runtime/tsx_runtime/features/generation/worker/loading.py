@@ -59,10 +59,8 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
 async def _load_engine(
     files: PretrainedFiles, end_tokens: list[int], has_thread_setting: bool
 ) -> GenerationEngine:
-    engine_name, is_cpu = files.config.engine, files.device.type == "cpu"
-    has_vllm = importlib.util.find_spec("vllm") is not None
-    if engine_name == "vllm" or (engine_name == "auto" and not is_cpu and has_vllm):
-        if not has_vllm:
+    if files.config.engine == "vllm":
+        if importlib.util.find_spec("vllm") is None:
             raise LoadError(
                 "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or"
                 " choose another engine."
@@ -74,7 +72,7 @@ async def _load_engine(
 
         return await VllmEngine.load(files, end_tokens)
     model = load_model(files)
-    if is_cpu and not has_thread_setting:
+    if files.device.type == "cpu" and not has_thread_setting:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     # Only models of this engine need the import.
     from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
+from tsx_runtime.features.generation.worker import spans
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
     Prompt,
@@ -89,7 +90,18 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     texts: list[str] = []
     tokens: list[dict[str, Any]] = []
     last = TextPiece("", 0)
-    async with aclosing(generator.stream(prompt.token_ids, sampling, prompt.media)) as pieces:
+    (stream,) = spans.follow(
+        context,
+        [generator.stream(prompt.token_ids, sampling, prompt.media)],
+        [prompt.token_ids],
+        sampling,
+        {
+            "operation.name": "text_completion" if isinstance(request.inputs, str) else "chat",
+            "request.model": context.model_name,
+            "request.stream": bool(request.stream),
+        },
+    )
+    async with aclosing(stream) as pieces:
         async for piece in pieces:
             ids += piece.token_ids
             if request.stream and not piece.finish_reason:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 
 # Previous tokens that are decoded with the new ones. Many tokenizers write the space before a token
@@ -44,6 +45,22 @@ class Detokenizer:
 
     def finish(self) -> str:
         return self._decode(self._ids)[self._sent_chars :]
+
+
+def vocabulary_bytes(entry: str) -> bytes:
+    """Return the bytes of a vocabulary's entry that is a part of a character.
+
+    SentencePiece writes a byte as `<0xE2>`. Byte-level BPE has a printable character for each byte.
+    """
+    from transformers.convert_slow_tokenizer import bytes_to_unicode  # an extra
+
+    if re.fullmatch("<0x[0-9A-F]{2}>", entry):
+        return bytes([int(entry[3:5], 16)])
+    bytes_by_char = {char: byte for byte, char in bytes_to_unicode().items()}
+    try:
+        return bytes(map(bytes_by_char.__getitem__, entry))
+    except KeyError:
+        return entry.encode()
 
 
 class StopStrings:

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from tsx_archiver.metadata.huggingface import HANDLER, family
+from tsx_runtime.features.generation.worker import spans
 from tsx_runtime.features.generation.worker.interface import TaskResult
 from tsx_runtime.features.generation.worker.pretrained import find_pretrained
 from tsx_runtime.features.huggingface.worker.answers import QuestionAnswering
@@ -160,9 +161,11 @@ class HuggingFaceHandler:
             if position not in bodies:
                 return JsonText(to_compact_json(result.output, context.json_nan))
             context.set_response_content_type(position, "application/json")
-            return bodies[position].answer(
-                result.output, result.tokens, bodies[position].model or context.model_name
-            )
+            body, model = bodies[position], bodies[position].model or context.model_name
+            if isinstance(body, openai.EmbeddingsRequest):
+                usage = {"request.model": model, "usage.input_tokens": result.tokens}
+                spans.report(context, position, {"operation.name": "embeddings", **usage})
+            return body.answer(result.output, result.tokens, model)
 
         requests = map_rows(read, data)
         with torch.inference_mode():

@@ -148,5 +148,7 @@ class ChatReply(ChoicesReply):
         return {"content": content, "refusal": None}
 
     def _token_json(self, token_id: int, logprob: float) -> JsonObject:
-        text = self._generator.decode([token_id])
-        return {"token": text, "logprob": limit_logprob(logprob), "bytes": list(text.encode())}
+        data = self._generator.token_bytes(token_id)
+        # OpenAI writes a byte of an incomplete character as `\xe2`, in these four characters.
+        text = data.decode(errors="backslashreplace")
+        return {"token": text, "logprob": limit_logprob(logprob), "bytes": list(data)}

@@ -8,6 +8,7 @@ from contextlib import aclosing
 from typing import Any, TypeAlias
 
 from tsx_runtime.errors import TsxError, Unavailable
+from tsx_runtime.features.generation.worker import spans
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import TextPiece, run_without_blocking_streams
 from tsx_runtime.features.openai.worker.chat import ChatReply
@@ -47,11 +48,19 @@ async def answer(
                 status=404,
             )
         reply = await run_without_blocking_streams(body, REPLIES[path], body, generator, model)
-        await _generate(
-            reply,
-            [generator.stream(*continuation) for continuation in reply.continuations],
+        streams = spans.follow(
             context,
+            [generator.stream(*continuation) for continuation in reply.continuations],
+            [continuation.prompt for continuation in reply.continuations],
+            reply.continuations[0].sampling,
+            {
+                "operation.name": "text_completion" if path == "v1/completions" else "chat",
+                "request.model": reply.model,
+                "request.stream": reply.streams,
+                "response.id": reply.id,
+            },
         )
+        await _generate(reply, streams, context)
         return reply.end() if reply.streams else reply.body()
     except (PredictionException, TsxError) as error:
         return _error_response(error, context)

@@ -142,6 +142,7 @@ class ChoicesReply:
         self._choices = [Choice() for _ in self.continuations]
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._head = head | {"created": int(time.time())}
+        self.id, self.model = head["id"], head["model"]
 
     def end(self) -> bytes:
         """Return the last events of a streamed response."""

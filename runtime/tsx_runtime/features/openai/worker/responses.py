@@ -110,15 +110,16 @@ class ResponseReply:
         self._choice = Choice()
         self._message_id = new_id("msg_")
         self._event_number = 0
+        self.id, self.model = new_id("resp_"), request.model or model
         self._head: JsonObject = {
-            "id": new_id("resp_"),
+            "id": self.id,
             "object": "response",
             "created_at": int(time.time()),
             "error": None,
             "instructions": request.instructions,
             "max_output_tokens": request.max_output_tokens,
             "metadata": {},
-            "model": request.model or model,
+            "model": self.model,
             "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
