@@ -15,6 +15,7 @@ from tsx_runtime.features.openai.worker.generation import answer
 class Writer:
     context_length = 2000
     adapters = ("loud",)
+    chat_template, response_template, special_tokens = "", None, ()
 
     def encode(self, text):
         return [ord(letter) for letter in text]
