@@ -38,6 +38,8 @@ class Writer:
             if "nonsense" in sampling.grammar.text:
                 raise InvalidInput("The JSON schema cannot be used: 'nonsense' is no type.")
             text = '{"name": "weather", "arguments": {"city": "Rome"}}' if "anyOf" in sampling.grammar.text else '{"a": 1}'
+            if '"array"' in sampling.grammar.text:
+                text = '[' + text + ', {"name": "time", "arguments": {}}]'
         if text == "full":
             raise Unavailable("The cache has no room for this; try again.", retry_after=1)
         if sampling.adapter:

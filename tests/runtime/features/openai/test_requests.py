@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tsx_runtime.features.openai.worker import tasks
+from tsx_runtime.features.openai.worker.chat import ChatRequest
 from tsx_runtime.features.openai.worker.completions import CompletionRequest
 from tsx_runtime.features.openai.worker.requests import NEUTRAL_VALUES, read
 from tsx_runtime.features.openai.worker.responses import ResponseRequest
@@ -32,10 +33,77 @@ def test_an_adapter_follows_the_models_name(model: str, parameters: dict[str, An
 
 def test_fields_without_effect_are_accepted_and_unsupported_ones_refused() -> None:
     harmless = {"user": "me", "metadata": {"a": "b"}, "made_up": None, "max_tokens": None}
-    assert read(CompletionRequest, {"prompt": "a", **NEUTRAL_VALUES, **harmless}).prompt == ["a"]
+    for position in (0, -1):
+        neutral = {name: values[position] for name, values in NEUTRAL_VALUES.items()}
+        fields = {"prompt": "a", **neutral, **harmless} | {"best_of": 1}
+        assert read(CompletionRequest, fields).prompt == ["a"]
     with pytest.raises(RefusedField, match="'min_tokens' is not supported here") as exc_info:
         read(CompletionRequest, {"prompt": "a", "min_tokens": 2})
     assert (exc_info.value.param, exc_info.value.code) == ("min_tokens", "unsupported_parameter")
+
+
+# The parameters of chats in OpenAI's client 3.57, in values that OpenAI's models have by default.
+CHAT_DEFAULTS: dict[str, Any] = {
+    "function_call": "none",
+    "functions": [],
+    "logit_bias": {},
+    "logprobs": False,
+    "max_completion_tokens": 5,
+    "metadata": {},
+    "modalities": ["text"],
+    "n": 1,
+    "parallel_tool_calls": True,
+    "prediction": {"type": "content", "content": "a"},
+    "prompt_cache_key": "k",
+    "prompt_cache_options": {},
+    "prompt_cache_retention": "24h",
+    "reasoning_effort": "medium",
+    "response_format": {"type": "text"},
+    "safety_identifier": "s",
+    "seed": 1,
+    "service_tier": "auto",
+    "stop": None,
+    "store": False,
+    "stream": True,
+    "stream_options": {"include_usage": True, "include_obfuscation": False},
+    "temperature": 1,
+    "tool_choice": "auto",
+    "tools": [],
+    "top_logprobs": 0,
+    "top_p": 1,
+    "user": "u",
+    "verbosity": "medium",
+}
+
+
+def test_all_defaults_of_openais_chats_are_accepted() -> None:
+    messages = [{"role": "user", "content": "a"}]
+    request = read(ChatRequest, {"messages": messages, **CHAT_DEFAULTS})
+    assert request.grammar(request.response_format) is None
+    for field in (
+        {"reasoning_effort": "high"},
+        {"verbosity": "low"},
+        {"web_search_options": {}},
+        {"modalities": ["text", "audio"]},
+        {"audio": {"voice": "alloy", "format": "wav"}},
+        {"functions": [{"name": "f"}]},
+        {"moderation": {"model": "m"}},
+    ):
+        with pytest.raises(RefusedField) as exc_info:
+            read(ChatRequest, {"messages": messages, **field})
+        assert (exc_info.value.param, exc_info.value.code) == (
+            next(iter(field)),
+            "unsupported_parameter",
+        )
+
+
+@pytest.mark.parametrize("salt", ["ours", None])
+def test_a_cache_salt_reaches_the_engine(salt: str | None) -> None:
+    generator: Any = SimpleNamespace(adapters=())
+    request = read(CompletionRequest, {"prompt": "a", "cache_salt": salt})
+    assert request.sampling(generator, "m", 3).cache_salt == (salt or "")
+    with pytest.raises(RefusedField):
+        read(CompletionRequest, {"prompt": "a", "cache_salt": ""})
 
 
 @pytest.mark.parametrize(
@@ -44,6 +112,8 @@ def test_fields_without_effect_are_accepted_and_unsupported_ones_refused() -> No
         {"reasoning": {}},
         {"reasoning": {"effort": None, "summary": None}},
         {"reasoning": {"effort": "none"}},
+        {"reasoning": {"effort": "medium"}},
+        {"include": ["reasoning.encrypted_content"]},
         {"text": {}},
         {"text": {"verbosity": None}},
         {"text": {"verbosity": "medium", "format": None}},

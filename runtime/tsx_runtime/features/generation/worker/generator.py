@@ -24,6 +24,7 @@ from tsx_runtime.features.generation.worker.metrics import (
     TokenTimes,
 )
 from tsx_runtime.features.generation.worker.text import Detokenizer, StopStrings
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, describe_error
 
 
@@ -80,9 +81,10 @@ class TextGenerator:
             InvalidInput: The text is much too long.
         """
         if len(text) > self._max_text_chars:
-            raise InvalidInput(
-                f"The prompt has {len(text):,} characters, which the model's context of"
-                f" {self.context_length} tokens does not hold. Shorten it."
+            raise RefusedField(
+                f"This model's maximum context length is {self.context_length} tokens, which cannot"
+                f" hold the {len(text):,} characters of the prompt. Shorten it.",
+                code="context_length_exceeded",
             )
         return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
 

@@ -15,7 +15,6 @@ from tsx_runtime.features.openai.worker.messages import Message, Tool, choose_to
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
     ChoicesRequest,
-    grammar_of,
     limit_logprob,
     new_id,
 )
@@ -88,15 +87,20 @@ class ChatReply(ChoicesReply):
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
-        tools, call_grammar = choose_tools(request.tools or (), request.tool_choice)
-        grammar = call_grammar or grammar_of(request.response_format)
+        is_parallel = request.parallel_tool_calls is not False
+        tools, grammar = choose_tools(
+            request.tools or (),
+            request.tool_choice,
+            is_parallel,
+            request.grammar(request.response_format),
+        )
         prompt = encode_messages(generator, request.messages, tools, request.chat_template_kwargs)
         answers = choose_format(
             generator,
             prompt,
             tools,
             has_grammar=grammar is not None,
-            allows_several_calls=request.parallel_tool_calls is not False,
+            allows_several_calls=is_parallel,
         )
         sampling = request.sampling(
             generator,

@@ -12,11 +12,10 @@ from tsx_runtime.features.generation.worker.interface import Prompt, TextPiece, 
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
     ChoicesRequest,
-    grammar_of,
     limit_logprob,
     new_id,
 )
-from tsx_runtime.features.openai.worker.requests import Logprobs, read
+from tsx_runtime.features.openai.worker.requests import Choices, Logprobs, read
 from tsx_runtime.worker.codecs.bodies import MAX_TOKENS, JsonObject, RefusedField, TokenCount
 
 DEFAULT_TOKENS = 16  # OpenAI's default
@@ -55,6 +54,7 @@ class CompletionRequest(ChoicesRequest):
     max_tokens: TokenCount = None
     logprobs: Logprobs = None
     echo: bool | None = None
+    best_of: Choices = None
 
 
 class CompletionReply(ChoicesReply):
@@ -65,13 +65,21 @@ class CompletionReply(ChoicesReply):
             InvalidInput: The body cannot be used.
         """
         request = read(CompletionRequest, body)
-        n, top_count = request.n or 1, request.logprobs
-        if n * len(request.prompt) > MAX_TOTAL_CHOICES:
-            text = (
-                f"{len(request.prompt)} prompts with n = {n} are more than {MAX_TOTAL_CHOICES}"
-                " texts. Send several requests."
+        self._n, top_count = request.n or 1, request.logprobs
+        count = request.best_of or self._n
+        if count < self._n or (request.stream and count > self._n):
+            raise RefusedField(
+                f"The field 'best_of' is {count}; it must be at least 'n' ({self._n}), and equal to"
+                " it in a stream.",
+                "best_of",
+                code="invalid_value",
             )
-            raise RefusedField(text, "n")
+        if count * len(request.prompt) > MAX_TOTAL_CHOICES:
+            text = (
+                f"{len(request.prompt)} prompts with {count} texts each are more than"
+                f" {MAX_TOTAL_CHOICES} texts. Send several requests."
+            )
+            raise RefusedField(text, "n" if request.best_of is None else "best_of")
         if request.echo and top_count is not None:
             raise RefusedField(
                 "The fields 'echo' and 'logprobs' do not go together here: prompts have no"
@@ -89,12 +97,13 @@ class CompletionReply(ChoicesReply):
             generator,
             model,
             request.max_tokens or default_max_tokens,
-            logprobs=top_count is not None,
+            logprobs=top_count is not None or count > self._n,
             top_logprobs=top_count or 0,
-            grammar=grammar_of(request.response_format),
+            grammar=request.grammar(request.response_format),
         )
         head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
-        super().__init__(request, generator, [*map(Prompt, prompts)], sampling, head)
+        super().__init__(request, generator, [*map(Prompt, prompts)], sampling, head, count)
+        self._has_logprobs = top_count is not None
         self._echo = [
             generator.decode(continuation.prompt) if request.echo else ""
             for continuation in self.continuations
@@ -113,12 +122,23 @@ class CompletionReply(ChoicesReply):
         return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finish_reason))
 
     def body(self) -> JsonObject:
-        choices = [
-            self._choice_json(
-                idx, self._echo[idx] + choice.text, choice.logprobs, choice.finish_reason
-            )
-            for idx, choice in enumerate(self._choices)
-        ]
+        choices = []
+        for start in range(0, len(self._choices), self._count):
+            indexes = [*range(start, start + self._count)]
+            if self._count > self._n:
+                indexes.sort(key=lambda idx: -self._choices[idx].mean_logprob)
+            choices += [
+                self._choice_json(
+                    idx,
+                    self._echo[idx] + choice.text,
+                    choice.logprobs if self._has_logprobs else (),
+                    choice.finish_reason,
+                )
+                for idx in indexes[: self._n]
+                for choice in [self._choices[idx]]
+            ]
+        for position, choice_json in enumerate(choices):
+            choice_json["index"] = position
         return self._head | {"choices": choices, "usage": self._usage()}
 
     def _choice_json(

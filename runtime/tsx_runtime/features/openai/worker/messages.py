@@ -94,18 +94,39 @@ class Tool(BodyObject, extra="ignore"):
     function: ToolFunction
 
 
-def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[JsonObject], Grammar | None]:
-    """Return the tools for the prompt, and the grammar of the response if it must be a call.
+def choose_tools(
+    tools: Sequence[Tool], choice: Any, is_parallel: bool = True, grammar: Grammar | None = None
+) -> tuple[list[JsonObject], Grammar | None]:
+    """Return the tools for the prompt, and the grammar of the response.
+
+    A call is a JSON object with `name` and `arguments`. A response that must be a call is one
+    object if the function is named or calls are not parallel, and otherwise a list of objects.
+
+    Args:
+        tools: The tools of the request.
+        choice: The field `tool_choice`.
+        is_parallel: Whether the response may have several calls.
+        grammar: The grammar of a response that is not a call.
 
     Raises:
-        RefusedField: `choice` is unknown, or names a function that is not in `tools`.
+        RefusedField: `choice` is unknown, or names a function that is not in `tools`; or the
+            grammar leaves no place for a call.
     """
+    if choice == "none" or (not tools and choice in (None, "auto")):
+        return [], grammar
     template_tools = [tool.model_dump(exclude_none=True) for tool in tools]
-    if choice in (None, "auto", "none"):
-        return [] if choice == "none" else template_tools, None
+    is_free = choice in (None, "auto")
+    if is_free and grammar is None:
+        return template_tools, None
+    if grammar is not None and grammar.kind != "json_schema":
+        raise RefusedField(
+            "With 'tools', the field 'structured_outputs' can only have a JSON schema.",
+            "structured_outputs",
+            code="invalid_value",
+        )
     names = [tool.function.name for tool in tools]
     try:
-        chosen_names = names if choice == "required" else [choice["function"]["name"]]
+        chosen_names = names if is_free or choice == "required" else [choice["function"]["name"]]
     except (TypeError, KeyError):
         chosen_names = []
     if not chosen_names or not all(name in names for name in chosen_names):
@@ -120,15 +141,21 @@ def choose_tools(tools: Sequence[Tool], choice: Any) -> tuple[list[JsonObject], 
             "type": "object",
             "properties": {
                 "name": {"const": tool.function.name},
-                "arguments": tool.function.parameters or {"type": "object"},
+                # References within the parameters begin at their own identifier.
+                "arguments": {"$id": f"urn:tool:{index}", "type": "object"}
+                | (tool.function.parameters or {}),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for tool in tools
+        for index, tool in enumerate(tools)
         if tool.function.name in chosen_names
     ]
-    schema = call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
+    schema: JsonObject = call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
+    if is_free and grammar is not None:
+        schema = {"anyOf": [schema, {"$id": "urn:response"} | json.loads(grammar.text)]}
+    elif is_parallel and choice == "required":
+        schema = {"type": "array", "items": schema, "minItems": 1}
     return template_tools, Grammar("json_schema", json.dumps(schema))
 
 

@@ -7,21 +7,18 @@ import secrets
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Literal, NamedTuple
-
-from pydantic import BeforeValidator, Field, model_validator
+from typing import Any, NamedTuple
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
-    ANY_JSON_OBJECT,
     FinishReason,
-    Grammar,
     Media,
     Prompt,
     Sampling,
     TextPiece,
     TokenLogprob,
 )
+from tsx_runtime.features.openai.worker.formats import ResponseFormat
 from tsx_runtime.features.openai.worker.requests import Choices, TextRequest
 from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField
 
@@ -48,12 +45,11 @@ def make_continuations(
     context_length = generator.context_length
     for prompt, _ in prompts:
         if len(prompt) + (sampling.max_tokens or 1) > context_length:
-            requested_tokens = (
-                "at least one" if sampling.max_tokens is None else sampling.max_tokens
-            )
+            # Clients such as LiteLLM recognize the beginning of OpenAI's message.
             text = (
-                f"The prompt has {len(prompt)} tokens, and {requested_tokens} may follow, but the"
-                f" model's context has {context_length} for both."
+                f"This model's maximum context length is {context_length} tokens. However, the"
+                f" prompt has {len(prompt)} tokens, and {sampling.max_tokens or 'at least one'} may"
+                " follow."
             )
             raise RefusedField(
                 f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded"
@@ -72,6 +68,7 @@ class Choice:
 
     parts: list[str] = field(default_factory=list)
     tokens: int = 0
+    cached_tokens: int = 0  # tokens of the prompt
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
@@ -79,9 +76,14 @@ class Choice:
     def text(self) -> str:
         return "".join(self.parts)
 
+    @property
+    def mean_logprob(self) -> float:
+        return sum(token.logprob for token in self.logprobs) / max(1, len(self.logprobs))
+
     def add(self, piece: TextPiece) -> None:
         self.parts.append(piece.text)
         self.tokens += piece.tokens
+        self.cached_tokens += piece.cached_tokens
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.logprobs += piece.logprobs
 
@@ -97,58 +99,21 @@ def limit_logprob(logprob: float) -> float:
     return max(logprob, MIN_LOGPROB)
 
 
-class TextFormat(BodyObject):
-    """The format of the generated text.
-
-    `/v1/responses` uses this form. In chats, the schema is in a nested object.
-    """
-
-    type: Literal["text", "json_object", "json_schema"]
-    definition: JsonObject | None = Field(None, alias="schema")
-    name: str | None = None
-    description: str | None = None
-    strict: bool | None = None
-
-    @model_validator(mode="after")
-    def _check_schema(self) -> TextFormat:
-        if self.type == "json_schema" and self.definition is None:
-            raise ValueError("it has no schema; send a JSON schema in its field 'schema'")
-        return self
-
-
-def grammar_of(format: TextFormat | None) -> Grammar | None:
-    """Return the grammar of the text, or None for any text."""
-    if format is None or format.type == "text":
-        return None
-    if format.type == "json_object":
-        return ANY_JSON_OBJECT
-    return Grammar("json_schema", json.dumps(format.definition))
-
-
-def _flatten_schema(format: Any) -> Any:
-    if not isinstance(format, dict):
-        return format
-    definition = format.get("json_schema")
-    return {
-        **(definition if isinstance(definition, dict) else {}),
-        **{name: value for name, value in format.items() if name != "json_schema"},
-    }
-
-
 class StreamOptions(BodyObject):
     include_usage: bool | None = None
+    include_obfuscation: bool | None = None  # OpenAI pads its events; these have no padding.
 
 
 class ChoicesRequest(TextRequest):
     """The common fields of chat and text completions."""
 
     n: Choices = None
-    response_format: Annotated[TextFormat, BeforeValidator(_flatten_schema)] | None = None
+    response_format: ResponseFormat | None = None
     stream_options: StreamOptions | None = None
 
 
 class ChoicesReply:
-    """The response to a request: `n` choices of each prompt.
+    """The response to a request: `count` choices of each prompt, by default `n`.
 
     `add` returns the events for a piece of a choice; there are none without streaming.
     """
@@ -160,6 +125,7 @@ class ChoicesReply:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         head: JsonObject,
+        count: int | None = None,
     ) -> None:
         """Create the continuations.
 
@@ -170,7 +136,8 @@ class ChoicesReply:
         self._shows_usage = request.stream_options is not None and bool(
             request.stream_options.include_usage
         )
-        self.continuations = make_continuations(prompts, sampling, request.n or 1, generator)
+        self._count = count or request.n or 1
+        self.continuations = make_continuations(prompts, sampling, self._count, generator)
         self._generator = generator
         self._choices = [Choice() for _ in self.continuations]
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
@@ -189,12 +156,15 @@ class ChoicesReply:
             self._head | {"choices": [choice]} | ({"usage": None} if self._shows_usage else {})
         )
 
-    def _usage(self) -> dict[str, int]:
+    def _usage(self) -> JsonObject:
         completion = sum(choice.tokens for choice in self._choices)
+        # Each prompt counts once, as does its part in the cache.
+        cached = sum(choice.cached_tokens for choice in self._choices[:: self._count])
         return {
             "prompt_tokens": self._prompt_tokens,
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
+            "prompt_tokens_details": {"cached_tokens": cached},
         }
 
 

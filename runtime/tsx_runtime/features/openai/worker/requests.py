@@ -5,13 +5,19 @@ A field that would change the response is either supported or refused.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
-from tsx_runtime.features.generation.worker.interface import Sampling
+from tsx_runtime.features.generation.worker.interface import Grammar, Sampling
+from tsx_runtime.features.openai.worker.formats import (
+    PlainFormat,
+    SchemaFormat,
+    StructuredOutputs,
+    grammar_of,
+)
 from tsx_runtime.worker.codecs.bodies import (
     MAX_TOKENS,
     BodyObject,
@@ -32,33 +38,36 @@ IGNORED_FIELDS = frozenset(
             "service_tier",
             "safety_identifier",
             "prompt_cache_key",
+            "prompt_cache_options",
             "prompt_cache_retention",
+            "prediction",  # It makes OpenAI's answer faster, and changes no text.
         ),
         # APIs that support these two declare them as fields.
         *("parallel_tool_calls", "stream_options"),
     }
 )
-# For each unsupported field, the value that has no effect.
-NEUTRAL_VALUES: Mapping[str, Any] = {
-    "modalities": ["text"],
-    "suffix": "",
-    "best_of": 1,
-    "min_p": 0,
-    "functions": [],
-    "tools": [],
-    "background": False,
-    "include": [],
-    "truncation": "disabled",
-    "reasoning_effort": "none",
-    "reasoning": {},
-    "verbosity": "medium",
-    "chat_template_kwargs": {},
-    "ignore_eos": False,
-    "skip_special_tokens": True,
-    "min_tokens": 0,
-    "length_penalty": 1,
-    "stop_token_ids": [],
-    "top_logprobs": 0,
+# For each unsupported field, the values that have no effect, such as OpenAI's default.
+NEUTRAL_VALUES: Mapping[str, Sequence[Any]] = {
+    "modalities": [["text"]],
+    "suffix": [""],
+    "best_of": [1],
+    "min_p": [0],
+    "functions": [[]],
+    "function_call": ["none", "auto"],
+    "tools": [[]],
+    "background": [False],
+    "include": [[], ["reasoning.encrypted_content"]],
+    "truncation": ["disabled"],
+    "reasoning_effort": ["none", "medium"],
+    "reasoning": [{}],
+    "verbosity": ["medium"],
+    "chat_template_kwargs": [{}],
+    "ignore_eos": [False],
+    "skip_special_tokens": [True],
+    "min_tokens": [0],
+    "length_penalty": [1],
+    "stop_token_ids": [[]],
+    "top_logprobs": [0],
 }
 MAX_CHOICES = 16
 MAX_LOGPROBS = 20
@@ -99,7 +108,7 @@ def read(kind: type[RequestT], body: Any) -> RequestT:
         if (
             value is not None
             and name not in IGNORED_FIELDS
-            and not (name in NEUTRAL_VALUES and value == NEUTRAL_VALUES[name])
+            and value not in NEUTRAL_VALUES.get(name, ())
         ):
             raise unsupported_field_error(name)
     return request
@@ -123,6 +132,26 @@ class TextRequest(OpenAIRequest):
         ]
         | None
     ) = None
+    structured_outputs: StructuredOutputs | None = None
+    cache_salt: Annotated[str, Field(min_length=1)] | None = None
+
+    def grammar(self, format: PlainFormat | SchemaFormat | None) -> Grammar | None:
+        """Return the grammar of the text, or None for any text.
+
+        Raises:
+            RefusedField: Both the format and `structured_outputs` have a grammar.
+        """
+        grammar = grammar_of(format)
+        if self.structured_outputs is None:
+            return grammar
+        if grammar is not None:
+            raise RefusedField(
+                "The field 'structured_outputs' and the format of the response each bind the text."
+                " Send one of them.",
+                "structured_outputs",
+                code="invalid_value",
+            )
+        return self.structured_outputs.grammar()
 
     def sampling(
         self, generator: TextGenerator, model: str, max_tokens: int | None, **fields: Any
@@ -156,5 +185,6 @@ class TextRequest(OpenAIRequest):
             repetition_penalty=self.repetition_penalty,
             logit_bias=self.logit_bias,
             adapter=adapter,
+            cache_salt=self.cache_salt or "",
             **fields,
         )

@@ -9,12 +9,11 @@ from pydantic import BeforeValidator, Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import TextPiece
+from tsx_runtime.features.openai.worker.formats import TextFormat
 from tsx_runtime.features.openai.worker.messages import Message, encode_messages
 from tsx_runtime.features.openai.worker.replies import (
     Choice,
-    TextFormat,
     encode_event,
-    grammar_of,
     make_continuations,
     new_id,
 )
@@ -65,7 +64,7 @@ class TextShape(BodyObject):
 
 
 class Reasoning(BodyObject):
-    effort: Literal["none"] | None = None
+    effort: Literal["none", "medium"] | None = None
 
 
 class ResponseRequest(TextRequest):
@@ -99,7 +98,7 @@ class ResponseReply:
             ]
         text_format = request.text.format if request.text is not None else None
         sampling = request.sampling(
-            generator, model, request.max_output_tokens, grammar=grammar_of(text_format)
+            generator, model, request.max_output_tokens, grammar=request.grammar(text_format)
         )
         self.streams = bool(request.stream)
         self.continuations = make_continuations(
@@ -124,7 +123,11 @@ class ResponseReply:
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
-            "text": {"format": {"type": "text" if text_format is None else text_format.type}},
+            "text": {
+                "format": {"type": "text"}
+                if text_format is None
+                else text_format.model_dump(by_alias=True, exclude_none=True)
+            },
             "tool_choice": request.tool_choice or "auto",
             "tools": [],
             "top_p": sampling.top_p,
@@ -162,7 +165,7 @@ class ResponseReply:
         prompt, tokens = len(self.continuations[0].prompt), self._choice.tokens
         usage = {
             "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": 0},
+            "input_tokens_details": {"cached_tokens": self._choice.cached_tokens},
             "output_tokens": tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": prompt + tokens,

@@ -28,6 +28,7 @@ def test_chat(chat):
         "prompt_tokens": 15,
         "completion_tokens": 5,
         "total_tokens": 20,
+        "prompt_tokens_details": {"cached_tokens": 0},
     }
     assert (answer.model, answer.object) == ("writer", "chat.completion")
     assert answer.id.startswith("chatcmpl-")
@@ -103,9 +104,12 @@ def test_tool_calls(client, chat, reply):
 
 def test_tool_choice_forces_or_forbids_a_tool_call(chat):
     tools = [WEATHER, {"type": "function", "function": {"name": "time"}}]
-    forced_choice = chat(tools=tools, tool_choice="required").choices[0]
-    assert forced_choice.finish_reason == "tool_calls"
-    assert forced_choice.message.tool_calls[0].function.name == "weather"
+    for is_parallel, names in ((True, ["weather", "time"]), (False, ["weather"])):
+        forced_choice = chat(
+            tools=tools, tool_choice="required", parallel_tool_calls=is_parallel
+        ).choices[0]
+        assert forced_choice.finish_reason == "tool_calls"
+        assert [call.function.name for call in forced_choice.message.tool_calls] == names
     free_choice = chat(tools=tools, tool_choice="none").choices[0]
     assert (free_choice.finish_reason, free_choice.message.content) == ("stop", "x")
 
@@ -119,6 +123,9 @@ def test_completions(client):
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (12, 8)
     chunks = create_completion("say abc", stream=True, echo=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == "say abcabc"
+    best = create_completion("say abcdefgh", n=2, best_of=3, temperature=1.0, seed=4)
+    assert len({choice.text for choice in best.choices}) == 2
+    assert best.usage.completion_tokens == 3 * 8
     logprobs = create_completion("say ab", logprobs=1).choices[0].logprobs
     assert (logprobs.tokens, logprobs.text_offset) == (["a", "b"], [0, 1])
     assert logprobs.top_logprobs[0] == {"a": -0.5}

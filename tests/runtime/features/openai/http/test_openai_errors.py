@@ -27,7 +27,10 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
         "image_url",
     ),
     ({"messages": messages("x" * 3000)}, "Shorten the prompt"),
-    ({"max_tokens": 1990}, "11 tokens, and 1990 may follow, but the model's context has 2000"),
+    (
+        {"max_tokens": 1990},
+        "maximum context length is 2000 tokens.* 11 tokens, and 1990 may follow",
+    ),
     ({"n": 17}, "'n' is 17"),
     ({"n": 0}, "'n' is 0"),
     ({"temperature": "warm"}, "temperature"),
@@ -56,6 +59,13 @@ INVALID_REQUESTS: list[tuple[dict[str, Any], str]] = [
             }
         },
         "nonsense",
+    ),
+    (
+        {
+            "response_format": {"type": "json_object"},
+            "extra_body": {"structured_outputs": {"regex": "a"}},
+        },
+        "structured_outputs",
     ),
     ({"extra_body": {"made_up": 1}}, "made_up"),
 ]
