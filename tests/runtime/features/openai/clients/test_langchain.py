@@ -63,7 +63,9 @@ def test_an_agent_calls_a_tool_and_answers_with_its_result(chat: Any) -> None:
         """Get the weather in a location."""
         return f"It is sunny in {location}."
 
-    forced = chat.bind_tools([get_weather], tool_choice="any", strict=True)
+    forced = chat.bind_tools(
+        [get_weather], tool_choice="any", strict=True, parallel_tool_calls=False
+    )
     message = forced.invoke(QUESTION)
     (call,) = message.tool_calls
     assert call["name"] == "get_weather"

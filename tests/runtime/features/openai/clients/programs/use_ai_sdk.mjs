@@ -36,7 +36,9 @@ const weather = tool({
 const loop = {
   ...{ model, prompt: "What is the weather?", tools: { weather }, maxOutputTokens: 200 },
   stopWhen: stepCountIs(2),
-  prepareStep: ({ stepNumber }) => ({ toolChoice: stepNumber ? "none" : "required" }),
+  prepareStep: ({ stepNumber }) => ({
+    toolChoice: stepNumber ? "none" : { type: "tool", toolName: "weather" },
+  }),
 };
 const outline = (steps) =>
   steps.map((step) => [step.finishReason, step.toolResults.map((result) => result.output)]);

@@ -35,7 +35,9 @@ chunks = completion(messages=MESSAGES, max_tokens=24, stream=True, **address)
 streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 typed = completion(messages=MESSAGES, response_format=City, **address)
 
-forced = {"messages": MESSAGES, "tools": [WEATHER], "tool_choice": "required", **address}
+# Random weights would call without end.
+one_call = {"tool_choice": "required", "parallel_tool_calls": False}
+forced = {"messages": MESSAGES, "tools": [WEATHER], **one_call, **address}
 message = completion(**forced).choices[0].message
 (call,) = message.tool_calls
 result = {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "content": "22"}

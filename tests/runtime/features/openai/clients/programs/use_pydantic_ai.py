@@ -12,6 +12,7 @@ from pydantic_ai.providers.openai import OpenAIProvider
 
 model = OpenAIChatModel("tiny", provider=OpenAIProvider(base_url=os.environ["OPENAI_BASE_URL"]))
 short = {"max_tokens": 24, "temperature": 0.0}
+one_call = {"parallel_tool_calls": False}  # Random weights would call without end.
 agent = Agent(model, instructions="Reply with one sentence.", model_settings=short)
 
 
@@ -25,8 +26,9 @@ async def stream_text() -> str:
         return "".join([delta async for delta in result.stream_text(delta=True)])
 
 
-def force_tool_first(context: RunContext[int]) -> dict[str, str]:
-    return {"tool_choice": "required" if context.run_step == 1 else "none"}
+def force_tool_first(context: RunContext[int]) -> dict[str, str | bool]:
+    choice = "required" if context.run_step == 1 else "none"
+    return {"tool_choice": choice, "parallel_tool_calls": False}
 
 
 croupier = Agent(model, deps_type=int, output_type=bool, model_settings=force_tool_first)
@@ -46,7 +48,9 @@ print(
         {
             "text": agent.run_sync("Where does 'hello world' come from?").output,
             "streamed": asyncio.run(stream_text()),
-            "city": Agent(model, output_type=City).run_sync("Where was it?").output.model_dump(),
+            "city": Agent(model, output_type=City, model_settings=one_call)
+            .run_sync("Where was it?")
+            .output.model_dump(),
             "won": croupier.run_sync("Put my money on square eighteen.", deps=18).output,
             "squares": squares,
         }
