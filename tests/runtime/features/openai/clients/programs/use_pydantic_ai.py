@@ -3,7 +3,7 @@
 import asyncio
 import json
 import os
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import BaseModel, Field
 from pydantic_ai import Agent, RunContext
@@ -26,8 +26,8 @@ async def stream_text() -> str:
         return "".join([delta async for delta in result.stream_text(delta=True)])
 
 
-def force_tool_first(context: RunContext[int]) -> dict[str, str | bool]:
-    choice = "required" if context.run_step == 1 else "none"
+def force_tool_first(context: RunContext[int]) -> dict[str, Any]:
+    choice = ["roulette_wheel"] if context.run_step == 1 else "none"
     return {"tool_choice": choice, "parallel_tool_calls": False}
 
 
