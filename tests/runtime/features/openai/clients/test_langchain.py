@@ -49,12 +49,6 @@ def test_typed_answers_follow_their_schemas(chat: Any, method: str) -> None:
     assert last == joke
 
 
-def test_json_mode_answers_with_an_object(chat: Any) -> None:
-    raw = chat.with_structured_output(None, method="json_mode", include_raw=True)
-    answer = raw.invoke("Reply with a JSON object.")["raw"]
-    assert answer.content.startswith("{")
-
-
 def test_an_agent_calls_a_tool_and_answers_with_its_result(chat: Any) -> None:
     from langchain_core.tools import tool
 
