@@ -120,7 +120,8 @@ def choose_tools(
         return template_tools, None
     if grammar is not None and grammar.kind != "json_schema":
         raise RefusedField(
-            "With 'tools', the field 'structured_outputs' can only have a JSON schema.",
+            "With 'tools', the field 'structured_outputs' can only have a JSON schema. Send one, or no"
+            " tools.",
             "structured_outputs",
             code="invalid_value",
         )
