@@ -20,7 +20,7 @@ class Writer:
     def encode(self, text):
         return [ord(letter) for letter in text]
 
-    def decode(self, ids):
+    def decode(self, ids, visible_tokens=()):
         return "".join(map(chr, ids))
 
     def encode_chat(self, messages, tools=(), variables=None):

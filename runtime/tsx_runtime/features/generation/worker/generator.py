@@ -55,16 +55,15 @@ class TextGenerator:
         self._engine = engine
         self.chat_template = str(tokenizer.chat_template or "")
         self.response_template = getattr(tokenizer, "response_template", None)
-        self.special_tokens = {
-            token.content: token_id
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
-        }
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
         # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
         backend = getattr(tokenizer, "backend_tokenizer", None)
+        added_tokens = {} if backend is None else backend.get_added_tokens_decoder()
+        self.special_tokens = {
+            token.content: token_id for token_id, token in added_tokens.items() if token.special
+        }
         self._decode = (
             partial(tokenizer.decode, clean_up_tokenization_spaces=False)
             if backend is None

@@ -20,7 +20,10 @@ from tsx_runtime.features.openai.worker.tool_calls import (
 from tsx_runtime.worker.codecs.bodies import JsonObject
 
 PROMPT_END_TOKENS = 64  # enough for the beginning of the assistant's turn
-REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+# The parts of a message by the fields of response templates.
+PARTS = {"content": "content"} | dict.fromkeys(
+    ("reasoning_content", "reasoning", "thinking"), "reasoning_content"
+)
 
 
 class AnswerFormat(NamedTuple):
@@ -48,21 +51,16 @@ def choose_format(
     """Choose the parser of the answers to a prompt."""
     template = None if has_grammar else generator.response_template
     tags = None if template else find_reasoning_tags(generator.chat_template)
-    markers = (CALL_MARKERS if tools else frozenset()) | frozenset(tags or ())
-    template_text = str(template).replace("\\", "")
-    visible_tokens = frozenset(
-        token
-        for token in generator.special_tokens
-        if token in (template_text if template else markers)
+    markers = (
+        str(template).replace("\\", "")
+        if template
+        else ({*(CALL_MARKERS if tools else ()), *(tags or ())})
     )
-    prompt_end = (
-        generator.decode(prompt.token_ids[-PROMPT_END_TOKENS:], visible_tokens)
-        if tags or template
-        else ""
-    )
+    visible_tokens = frozenset(token for token in generator.special_tokens if token in markers)
+    prompt_end = generator.decode(prompt.token_ids[-PROMPT_END_TOKENS:], visible_tokens)
     is_reasoning = tags is not None and prompt_end.rstrip().endswith(tags.start)
-    if tags is not None and has_grammar:
-        if is_reasoning:
+    if has_grammar:
+        if tags is not None and is_reasoning:
             end = generator.encode(f"\n{tags.end}\n\n", add_special_tokens=False)
             prompt = prompt._replace(token_ids=[*prompt.token_ids, *end])
         tags, is_reasoning = None, False
@@ -102,17 +100,13 @@ class TemplateParser(AnswerParser):
         events, call_text = self._parser.initial_events, ""
         while True:
             for event in events:
-                field, kind = event["field"], event["type"]
-                if field in REASONING_FIELDS:
-                    self.is_reasoning = kind != "region_close"
-                if kind == "region_chunk":
-                    if field in REASONING_FIELDS:
-                        yield {"reasoning_content": event["text"]}
-                    elif field == "content":
-                        yield {"content": event["text"]}
-                    else:
-                        call_text += event["text"]
-                elif field == "tool_calls" and kind == "region_close":
+                part, text = PARTS.get(event["field"]), event.get("text", "")
+                self.is_reasoning = part == "reasoning_content" and "value" not in event
+                if part is None:
+                    call_text += text
+                elif text:
+                    yield {part: text}
+                if event["field"] == "tool_calls" and "value" in event:
                     yield from self._convert_calls(event["value"], call_text)
                     call_text = ""
             if self._parser is None:
