@@ -63,8 +63,8 @@ def test_an_agent_calls_a_tool_and_answers_with_its_result(chat: Any) -> None:
     message = forced.invoke(QUESTION)
     (call,) = message.tool_calls
     assert call["name"] == "get_weather"
-    first, *others = forced.stream(QUESTION)
-    streamed = sum(others, first)
+    first, *chunks = forced.stream(QUESTION)
+    streamed = sum(chunks, first)
     assert [call["args"] for call in streamed.tool_calls] == [call["args"]]
 
     result = get_weather.invoke(call)

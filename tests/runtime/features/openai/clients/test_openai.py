@@ -78,7 +78,7 @@ def test_an_agent_calls_a_tool_and_answers_with_its_result(client: openai.OpenAI
     (call,) = choice.message.tool_calls
     arguments = call.function.parsed_arguments
     assert isinstance(arguments, GetWeather)
-    assert choice.finish_reason == "stop"  # as OpenAI's for a function that is named
+    assert choice.finish_reason == "stop"  # OpenAI has it so for a named function.
 
     with client.chat.completions.stream(
         model="tiny",

@@ -44,7 +44,7 @@ result = {"role": "tool", "tool_call_id": call.id, "name": call.function.name, "
 answer = completion(
     messages=[*MESSAGES, message, result], tools=[WEATHER], max_tokens=24, **address
 )
-whole = stream_chunk_builder(list(completion(stream=True, **forced))).choices[0]
+streamed_choice = stream_chunk_builder(list(completion(stream=True, **forced))).choices[0]
 print(
     json.dumps(
         {
@@ -53,8 +53,8 @@ print(
             "city": json.loads(typed.choices[0].message.content),
             "call": [call.function.name, json.loads(call.function.arguments)],
             "answer": answer.choices[0].message.content,
-            "streamed_call": json.loads(whole.message.tool_calls[0].function.arguments),
-            "streamed_reason": whole.finish_reason,
+            "streamed_call": json.loads(streamed_choice.message.tool_calls[0].function.arguments),
+            "streamed_reason": streamed_choice.finish_reason,
         }
     )
 )
