@@ -8,6 +8,7 @@ import shutil
 import textwrap
 from collections.abc import Mapping
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -189,6 +190,71 @@ def character_model(directory: Path, text: str) -> Path:
         optimizer.step()
     torch.set_num_threads(threads)
     model.eval().save_pretrained(directory)
+    fast.save_pretrained(directory)
+    return directory
+
+
+def scripted_model(
+    directory: Path,
+    answer: str,
+    chat_template: str,
+    markers: Mapping[str, bool],
+    start: str = "<|assistant|>",
+) -> Path:
+    """Save a model that answers every prompt by the same text. Its weights are not trained.
+
+    Args:
+        directory: The directory of the model.
+        answer: The text.
+        chat_template: The template; its prompts end with `start`.
+        markers: The tokens that are added to the vocabulary, and whether they are special.
+        start: The last token of each prompt.
+    """
+    import torch
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import AddedToken, PreTrainedTokenizerFast
+
+    # No token of the answer occurs twice, so each one determines the next.
+    tokens, rest = [start], answer
+    while rest:
+        marker = next((marker for marker in markers if rest.startswith(marker)), "")
+        size = len(marker) or 1
+        while not marker and rest[:size] in tokens and size < len(rest):
+            size += 1
+        tokens.append(rest[:size])
+        rest = rest[size:]
+    tokens.append("<|end|>")
+    names = [*SPECIAL, *markers, *(token for token in tokens if token not in markers)]
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys(names))}
+    assert len(set(tokens)) == len(tokens)
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<|pad|>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.add_special_tokens(SPECIAL)
+    tokenizer.add_tokens([AddedToken(name, special=special) for name, special in markers.items()])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|end|>",
+        pad_token="<|pad|>",
+        chat_template=chat_template,
+    )
+    width = 64 * (len(vocabulary) // 64 + 1)
+    model = llama(
+        len(vocabulary),
+        vocabulary["<|end|>"],
+        vocabulary["<|pad|>"],
+        hidden_size=width,
+        num_hidden_layers=1,
+        max_position_embeddings=1024,
+        initializer_range=0.0,
+        tie_word_embeddings=False,
+    )
+    with torch.no_grad():
+        for index in vocabulary.values():
+            model.model.embed_tokens.weight[index, index] = 1
+        for token, following in pairwise(tokens):
+            model.lm_head.weight[vocabulary[following], vocabulary[token]] = 1
+    model.save_pretrained(directory)
     fast.save_pretrained(directory)
     return directory
 

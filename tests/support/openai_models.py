@@ -15,11 +15,12 @@ from tsx_runtime.features.openai.worker.generation import answer
 class Writer:
     context_length = 2000
     adapters = ("loud",)
+    chat_template, response_template, special_tokens = "", None, ()
 
     def encode(self, text):
         return [ord(letter) for letter in text]
 
-    def decode(self, ids):
+    def decode(self, ids, visible_tokens=()):
         return "".join(map(chr, ids))
 
     def encode_chat(self, messages, tools=(), variables=None):

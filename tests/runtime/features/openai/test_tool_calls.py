@@ -1,57 +1,152 @@
-"""Tool calls in a text that comes in arbitrary pieces."""
+"""Reasoning, text and tool calls in an answer that comes in arbitrary pieces."""
 
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tsx_runtime.features.openai.worker.tool_calls import ToolText
+from tsx_runtime.features.openai.worker.tool_calls import REASONING_TAGS, AnswerParser
 
-PLAIN = '{"name": "f", "parameters": {}}'
+TOOLS = {
+    "f": {
+        "properties": {
+            "text": {"anyOf": [{"type": "string"}, {"type": "null"}]},
+            "count": {"type": "integer"},
+        }
+    },
+    "g": None,
+}
+ARGUMENTS = '{"text": "a \\"}\\\\", "list": [1, {"b": "]"}], "é": null}'
+F, G = f'{{"name": "f", "arguments": {ARGUMENTS}}}', '{"name": "g", "arguments": {}}'
+BOTH = [("f", ARGUMENTS), ("g", "{}")]
+ANSWERS = {
+    "hermes": f"Let me see.\n<tool_call>\n{F}\n</tool_call>\n<tool_call>\n{G}\n</tool_call>",
+    "llama": f"{F.replace('arguments', 'parameters')}; {G}",
+    "llama with a tag": f'<|python_tag|>{{"type": "function", {F[1:]}\n{G}',
+    "mistral": f'[TOOL_CALLS] [{F[:-1]}, "id": "abcdefghi"}}, {G}]',
+    "mistral by name": f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{{}}",
+    "bound by a grammar": f" [ {F} , {G} ] ",
+    "arguments first": f'[{{"arguments": {ARGUMENTS}, "name": "f"}}, {G}]',
+}
+TEXTS = [
+    "  ",
+    "Hm <tool",
+    "a < b [1, 2]\n",
+    '{"a": 1}',
+    '[{"name": 1}]',
+    '{"name": "f"}',
+    F.replace('"f"', '"h"'),
+    f" <tool_call>{F.replace('f', 'h')}</tool_call> so",
+    "<tool_call>broken</tool_call>",
+    "[TOOL_CALLS]f{",
+    "<tool_call><function=h><parameter=a>1</parameter></function></tool_call>",
+]
+Parsed = tuple[str, str, list[tuple[str, str]]]
 
 
-def split(text: str, sizes: list[int]) -> tuple[str, list[str]]:
-    tools, shown_text = ToolText(["f"]), ""
-    for size in [*sizes, len(text)]:
+def parse(text: str, sizes: list[int], **options: Any) -> Parsed:
+    """Parse a text in pieces of these sizes, and return its reasoning, content and calls."""
+    parser = AnswerParser(**{"tools": TOOLS} | options)
+    reasoning, content = "", ""
+    calls: list[tuple[str, str]] = []
+    for index, size in enumerate([*sizes, len(text)]):
         piece, text = text[:size], text[size:]
-        shown_text += tools.add(piece)
-    last_text, calls = tools.end()
-    return shown_text + last_text, [call["function"]["name"] for call in calls]
+        for delta in parser.push(piece, is_last=index == len(sizes)):
+            reasoning += delta.get("reasoning_content", "")
+            content += delta.get("content", "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    assert call["index"] == len(calls)
+                    calls.append((call["function"]["name"], ""))
+                name, arguments = calls[call["index"]]
+                calls[call["index"]] = (name, arguments + call["function"]["arguments"])
+    return reasoning, content, calls
 
 
-@given(
-    st.sampled_from(
-        [
-            "Hm <tool",
-            "  ",
-            f" {PLAIN}",
-            "a < b",
-            PLAIN,
-            PLAIN.replace('"f"', '"g"'),
-            "{1}",
-            f"[{PLAIN}, {PLAIN}]",
-        ]
-    ),
-    st.lists(st.integers(0, 5)),
-)
-def test_splitting_the_text_does_not_change_the_result(text: str, sizes: list[int]) -> None:
-    assert split(text, sizes) == split(text, [])
-    if '"f"' not in text:
-        assert split(text, sizes) == (text, [])
+SIZES = st.lists(st.integers(0, 9), max_size=40)
 
 
-@pytest.mark.parametrize("sizes", [[], [1] * 99, [30, 1, 1]])
-def test_calls_are_removed_from_the_text(sizes: list[int]) -> None:
-    call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert split(f"Well. {call}{call}", sizes) == ("Well. ", ["f", "f"])
-    assert split("<tool_call>broken</tool_call>", sizes) == ("<tool_call>broken</tool_call>", [])
+@given(st.sampled_from([*ANSWERS.values()]), SIZES)
+def test_calls_are_parsed_however_the_text_is_split(text: str, sizes: list[int]) -> None:
+    content = "Let me see." if text.startswith("Let") else ""
+    assert parse(text, sizes) == ("", content, BOTH)
+    assert parse(text, sizes, allows_several_calls=False) == ("", content, BOTH[:1])
 
 
-def test_arguments_are_encoded_as_json() -> None:
-    tools = ToolText(["f"])
-    tools.add('{"name": "f", "arguments": {"city": "Köln"}}')
-    ((call,),) = [tools.end()[1]]
-    assert json.loads(call["function"]["arguments"]) == {"city": "Köln"}
+@given(st.sampled_from(TEXTS), SIZES)
+def test_a_text_that_only_resembles_a_call_is_not_lost(text: str, sizes: list[int]) -> None:
+    if text == "[TOOL_CALLS]f{":
+        assert parse(text, sizes) == ("", "", [("f", "{")])
+        return
+    assert parse(text, sizes) == ("", text, [])
+
+
+@given(st.sampled_from([*ANSWERS.values(), *TEXTS]), SIZES)
+def test_without_tools_the_text_is_the_content(text: str, sizes: list[int]) -> None:
+    assert parse(text, sizes, tools={}) == ("", text, [])
+
+
+@given(SIZES)
+def test_xml_parameters_become_json_by_the_functions_schema(sizes: list[int]) -> None:
+    text = (
+        '<tool_call>\n<function=f>\n<parameter=text>\n1\n"2"\n</parameter>\n<parameter=count>\n'
+        "3\n</parameter>\n<parameter=flag>\nTrue\n</parameter>\n<parameter=word>\nfour\n"
+        "</parameter>\n</function>\n</tool_call>\n<tool_call>\n<function=g>\n</function>\n"
+        "</tool_call>\nDone."
+    )
+    reasoning, content, ((name, arguments), empty) = parse(text, sizes)
+    assert (reasoning, content, name, empty) == ("", "Done.", "f", ("g", "{}"))
+    assert json.loads(arguments) == {"text": '1\n"2"', "count": 3, "flag": True, "word": "four"}
+
+
+@given(SIZES, st.integers(0, len(ARGUMENTS) - 2))
+def test_arguments_that_break_off_are_those_that_were_written(sizes: list[int], end: int) -> None:
+    text = ANSWERS["hermes"]
+    start = text.index(ARGUMENTS)
+    name, arguments = parse(text[: start + 1 + end], sizes)[2][0]
+    assert (name, arguments) == ("f", ARGUMENTS[: end + 1].removesuffix("\\"))
+
+
+@given(SIZES, st.booleans())
+def test_reasoning_ends_before_the_text_and_the_calls(sizes: list[int], in_prompt: bool) -> None:
+    tags = REASONING_TAGS[0]
+    text = f"{'' if in_prompt else '<think>'}\nIs it {G} or <tool_call>?\n</think>\n\nYes. {G}"
+    text += f"<tool_call>{G}</tool_call>"
+    expected = (f"Is it {G} or <tool_call>?", f"Yes. {G}", [("g", "{}")])
+    assert parse(text, sizes, reasoning_tags=tags, is_reasoning=in_prompt) == expected
+    assert parse("Yes.", sizes, reasoning_tags=tags) == ("", "Yes.", [])
+
+
+def test_arguments_are_streamed_as_they_are_written() -> None:
+    parser = AnswerParser(TOOLS)
+    assert parser.push('<tool_call>{"name": "f", "arg', is_last=False) == []
+    start, first = parser.push('uments": {"text": "a', is_last=False)
+    (call,) = start["tool_calls"]
+    assert call == {
+        "index": 0,
+        "id": call["id"],
+        "type": "function",
+        "function": {"name": "f", "arguments": ""},
+    }
+    assert len(call["id"]) == 9
+    assert first == {"tool_calls": [{"index": 0, "function": {"arguments": '{"text": "a'}}]}
+    assert [*parser.push(" b", is_last=False)] == [
+        {"tool_calls": [{"index": 0, "function": {"arguments": " b"}}]}
+    ]
+
+
+@pytest.mark.parametrize("arguments", ['{"a": 1}', ""])
+def test_arguments_may_be_encoded_twice(arguments: str) -> None:
+    text = json.dumps({"name": "g", "arguments": arguments})
+    assert parse(text, [1] * len(text)) == ("", "", [("g", arguments)])
+
+
+def test_a_marker_that_is_a_special_token_is_no_text() -> None:
+    special = frozenset({"<|python_tag|>"})
+    text = "<|python_tag|>print(1)"
+    assert parse(text, [3], special_tokens=special) == ("", "print(1)", [])
+    assert parse(text, [3]) == ("", text, [])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -58,18 +58,22 @@ class TextGenerator:
         self._tokenizer = tokenizer
         self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
         self._engine = engine
-        self.has_chat_template = bool(tokenizer.chat_template)
+        self.chat_template = str(tokenizer.chat_template or "")
+        self.response_template = getattr(tokenizer, "response_template", None)
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
         # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
         backend = getattr(tokenizer, "backend_tokenizer", None)
-        decode = (
+        added_tokens = {} if backend is None else backend.get_added_tokens_decoder()
+        self.special_tokens = {
+            token.content: token_id for token_id, token in added_tokens.items() if token.special
+        }
+        self._decode = (
             partial(tokenizer.decode, clean_up_tokenization_spaces=False)
             if backend is None
             else backend.decode
         )
-        self._decode = partial(decode, skip_special_tokens=True)
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the tokens of a text.
@@ -140,8 +144,19 @@ class TextGenerator:
             ) from error
         return Prompt(self.encode(text, add_special_tokens=False))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        return str(self._decode(list(token_ids)))
+    def decode(
+        self, token_ids: Sequence[int], visible_tokens: Collection[str] = frozenset()
+    ) -> str:
+        """Return the text of tokens, without special tokens other than `visible_tokens`."""
+        if not visible_tokens:
+            return str(self._decode(list(token_ids), skip_special_tokens=True))
+        hidden_ids = {
+            token_id
+            for token, token_id in self.special_tokens.items()
+            if token not in visible_tokens
+        }
+        ids = [token_id for token_id in token_ids if token_id not in hidden_ids]
+        return str(self._decode(ids, skip_special_tokens=False))
 
     def token_bytes(self, token_id: int) -> bytes:
         """Return the UTF-8 bytes of a token, which may be a part of a character."""
@@ -192,7 +207,7 @@ class TextGenerator:
         self, token_stream: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TextPiece, None]:
         detokenizer, stops, timing = (
-            Detokenizer(self._decode, prompt),
+            Detokenizer(partial(self.decode, visible_tokens=sampling.visible_tokens), prompt),
             StopStrings(sampling.stop),
             TokenTimes(),
         )

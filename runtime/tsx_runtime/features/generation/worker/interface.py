@@ -76,6 +76,7 @@ class Sampling:
         logit_bias: The bias of each token id.
         grammar: The grammar that the text must follow.
         adapter: The name of the adapter; None for the base model.
+        visible_tokens: The special tokens that the text contains; others are left out.
         cache_salt: Prompts with different salts share no cache, so that the time to the first token
             does not tell what others have asked.
     """
@@ -94,6 +95,7 @@ class Sampling:
     logit_bias: Mapping[int, float] | None = None
     grammar: Grammar | None = None
     adapter: str | None = None
+    visible_tokens: frozenset[str] = frozenset()
     cache_salt: str = ""
 
     @property

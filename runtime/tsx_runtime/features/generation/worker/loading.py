@@ -51,13 +51,15 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
     end_tokens = sorted(
         id for id in end_token_ids | {tokenizer.eos_token_id} if isinstance(id, int)
     )
-    engine = await _load_engine(files, end_tokens, bool(context.model_yaml_config.get("threads")))
+    engine = await _load_engine(
+        files, end_tokens, tokenizer, bool(context.model_yaml_config.get("threads"))
+    )
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics)
 
 
 async def _load_engine(
-    files: PretrainedFiles, end_tokens: list[int], has_thread_setting: bool
+    files: PretrainedFiles, end_tokens: list[int], tokenizer: Any, has_thread_setting: bool
 ) -> GenerationEngine:
     if files.config.engine == "vllm":
         if importlib.util.find_spec("vllm") is None:
@@ -77,7 +79,7 @@ async def _load_engine(
     # Only models of this engine need the import.
     from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 
-    engine = TransformersEngine(model, files.adapters, files.config, end_tokens)
+    engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
     await engine.start()
     return engine
 

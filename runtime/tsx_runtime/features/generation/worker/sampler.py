@@ -10,13 +10,16 @@ Penalties need all tokens so far. The newest token may be only on the device, si
 Therefore the tokens of a sequence with penalties are kept on the device, and each step adds its
 newest one. A step changes only the scores of these tokens. A tensor of the vocabulary's size for
 each sequence would take longer than a small model.
+
+A sequence with a grammar gets a mask after penalties and biases. The mask depends on the newest
+token, which the sampler reads back from the device for such sequences only.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from transformers.generation.continuous_batching.cb_logits_processors import (
@@ -26,7 +29,14 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.utils import stream_context
 from transformers.generation.logits_process import LogitsProcessorList
 
+from tsx_runtime.features.generation.worker.grammars import (
+    allowed_tokens,
+    describe_grammar_error,
+)
 from tsx_runtime.features.generation.worker.interface import Sampling, TokenLogprob
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher
 
 # The factors of splitmix64, as signed numbers.
 SPLITMIX_FACTORS = tuple(
@@ -34,7 +44,7 @@ SPLITMIX_FACTORS = tuple(
 )
 RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in fp32.
 # The arguments for requests of transformers itself, which it uses to warm up.
-GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None}
+GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None, "grammar": None}
 
 
 class NextToken(NamedTuple):
@@ -98,12 +108,44 @@ class PenalizedSequence:
         return False
 
 
+class GrammarSequence:
+    """A sequence that follows a grammar.
+
+    Attributes:
+        matcher: The state of the grammar after the tokens so far.
+        error: Why the grammar has ended before its text; None if it has not.
+    """
+
+    def __init__(self, matcher: LLMatcher) -> None:
+        self.matcher = matcher
+        self.error: str | None = None
+        self._position = 0
+
+    # transformers copies the arguments when the sequence loses its cache.
+    def __deepcopy__(self, memo: Any) -> GrammarSequence:
+        return self
+
+    def begin_step(self, row: NextToken, newest_token: int) -> None:
+        """Pass the tokens since the last step to the grammar; a repeated step has none."""
+        initial_tokens = row.state.initial_tokens
+        if row.position == len(initial_tokens):
+            # The sequence begins, or begins again after it has lost its cache.
+            self.matcher.reset()
+            prompt = row.state._true_initial_tokens or len(initial_tokens)
+            self.matcher.consume_tokens(initial_tokens[prompt:])
+        elif row.position > self._position:
+            self.matcher.consume_token(newest_token)
+        self._position = row.position
+
+
 class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
     """The processors of an engine: first those of the model's configuration, then the sampling."""
 
     def __init__(self, processors: list[Any]) -> None:
         super().__init__(LogitsProcessorList(processors))
         self.rows: list[NextToken] = []  # the sequences of the batch
+        # Returns the newest tokens of the rows, if the runner has copied them from the device.
+        self.read_tokens: Callable[[], list[int]] | None = None
         self.is_decoding_only = False  # The batch has no prompts, only one token per sequence.
         # keys: sequence, then position
         self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)
@@ -136,7 +178,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         Scores have the shape (sequences, vocabulary), in fp32.
         """
         model_scores = super().__call__(input_ids, scores, logits_processor_args)
-        scores = self._penalize(input_ids, model_scores)
+        scores = self._mask(input_ids, self._penalize(input_ids, model_scores))
         sampling_rows = [
             (index, row) for index, row in enumerate(self.rows) if row.arguments["temperature"] > 0
         ]
@@ -168,6 +210,30 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             if sequence.begin_step(row, scores):
                 sequence.tokens = torch.cat([sequence.tokens, tokens[index, None].long()])
         return apply_penalties(scores, {index: sequence for index, _, sequence in penalized_rows})
+
+    def _mask(self, tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        """Exclude the tokens that the grammars do not allow."""
+        grammar_rows = [
+            (index, row, sequence)
+            for index, row in enumerate(self.rows)
+            if (sequence := row.arguments["grammar"]) is not None
+        ]
+        if not grammar_rows:
+            return scores
+        newest_tokens = self.read_tokens() if self.read_tokens else tokens.tolist()
+        for index, row, sequence in grammar_rows:
+            sequence.begin_step(row, newest_tokens[index])
+        allowed = allowed_tokens(
+            [sequence.matcher for *_, sequence in grammar_rows], scores.shape[-1]
+        )
+        for *_, sequence in grammar_rows:
+            if sequence.error is None and sequence.matcher.is_error():
+                sequence.error = describe_grammar_error(sequence.matcher)
+        row_indexes = _to_device(scores, [index for index, *_ in grammar_rows], torch.int64)
+        allowed = allowed.to(scores.device, non_blocking=True)
+        return scores.index_copy(
+            0, row_indexes, scores[row_indexes].masked_fill(~allowed, -torch.inf)
+        )
 
     def take_logprobs(
         self, sequence: str, position: int, token: int, finished: bool
@@ -209,8 +275,11 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         self._logits: torch.Tensor | None = None
 
     def compute_batch(self, model: Any, batch_data: dict[str, Any]) -> None:
+        rows = self.logit_processor.rows
+        if any(row.arguments["grammar"] is not None for row in rows):
+            self.logit_processor.read_tokens = self._copy_newest_tokens(batch_data, len(rows))
         super().compute_batch(model, batch_data)
-        count = len(self.logit_processor.rows)
+        count = len(rows)
         if not count or self._logits is None:
             return
         with stream_context(self.inputs_and_outputs.compute_stream):
@@ -220,6 +289,33 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
             )
             *_, output_ids = self.inputs_and_outputs.get_cb_kwargs()
             self._sample(scores[None], output_ids)
+
+    def _copy_newest_tokens(
+        self, batch_data: dict[str, Any], count: int
+    ) -> Callable[[], list[int]] | None:
+        """Copy the newest token of each row from a GPU.
+
+        The copy waits only for the previous step, so that masks are computed while the model runs.
+        """
+        stream = self.inputs_and_outputs.compute_stream
+        if stream is None:
+            return None
+        with stream_context(stream):
+            carry_over_ids, previous_output_ids, _ = self.inputs_and_outputs.get_cb_kwargs()
+            # The model's step does the same again, with the same result.
+            self.inputs_and_outputs.carry_over_tokens(
+                batch_data["input_ids"], carry_over_ids, previous_output_ids
+            )
+            tokens = batch_data["input_ids"][0, batch_data["logits_indices"][:count]]
+            copied_tokens = torch.empty(count, dtype=tokens.dtype, pin_memory=True)
+            copied_tokens.copy_(tokens, non_blocking=True)
+            copied = stream.record_event()
+
+        def read() -> list[int]:
+            copied.synchronize()
+            return copied_tokens.tolist()
+
+        return read
 
     def _get_forward_fn(self, use_block_table: bool) -> tuple[Callable[..., None], bool]:
         forward, use_graph = super()._get_forward_fn(use_block_table)
@@ -335,12 +431,15 @@ def _to_device(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> t
     return torch.tensor(values, dtype=dtype).to(scores.device, non_blocking=True)
 
 
-def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
+def sampling_arguments(
+    sampling: Sampling, seed: int, grammar: GrammarSequence | None = None
+) -> dict[str, Any]:
     """Return the sampler's arguments for a request of the engine.
 
     Args:
         sampling: The parameters of the sequence.
         seed: The seed to use if the request has none.
+        grammar: The grammar of the sequence.
     """
     return {
         "temperature": float(sampling.temperature or 0),
@@ -350,6 +449,7 @@ def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
         "seed": fold_seed(seed if sampling.seed is None else sampling.seed),
         "logprobs": sampling.top_logprobs if sampling.logprobs else -1,
         "penalized": PenalizedSequence(sampling) if sampling.changes_scores else None,
+        "grammar": grammar,
     }
 
 

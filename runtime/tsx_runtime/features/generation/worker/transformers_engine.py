@@ -13,7 +13,7 @@ import random
 import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,10 @@ from transformers.generation.continuous_batching.utils import (
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.features.generation.worker import attention
+from tsx_runtime.features.generation.worker.grammars import (
+    GrammarCompiler,
+    missing_grammar_support,
+)
 from tsx_runtime.features.generation.worker.interface import (
     EngineStats,
     FinishReason,
@@ -43,12 +47,18 @@ from tsx_runtime.features.generation.worker.interface import (
 )
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
 from tsx_runtime.features.generation.worker.sampler import (
+    GrammarSequence,
     Sampler,
     SamplingRunner,
     sampling_arguments,
 )
 from tsx_runtime.shared.memory import free_memory
-from tsx_runtime.worker.exceptions import EngineDied, LoadError, describe_error
+from tsx_runtime.worker.exceptions import (
+    EngineDied,
+    InvalidInput,
+    LoadError,
+    describe_error,
+)
 
 MAX_CPU_SEQUENCES, MAX_GPU_SEQUENCES = 64, 256  # sequences that run at the same time
 # The page size of the cache on a CPU. On a GPU, transformers chooses the size that its kernels
@@ -78,8 +88,9 @@ class TransformersEngine:
         adapters: Mapping[str, Path],
         config: HuggingFaceConfig,
         end_tokens: Sequence[int],
+        tokenizer: Any = None,
     ) -> None:
-        """Prepare the engines for `start`.
+        """Prepare the engines for `start`. Grammars need the tokenizer.
 
         Raises:
             LoadError: The model or an adapter cannot run.
@@ -90,6 +101,10 @@ class TransformersEngine:
             name: load_adapter(model, name, directory) for name, directory in adapters.items()
         }
         self.adapters = list(adapters)
+        self._grammar_refusal = missing_grammar_support(tokenizer)
+        if self._grammar_refusal is None:
+            vocabulary = model.config.get_text_config().vocab_size
+            self._grammars = GrammarCompiler(tokenizer, vocabulary, end_tokens)
         self._engines = {
             name: AdapterEngine(
                 variant, batching_config(variant, config, len(models), index), end_tokens
@@ -112,19 +127,32 @@ class TransformersEngine:
         self.context_length = min(model_length or self.cache_tokens, self.cache_tokens)
 
     def refusal(self, sampling: Sampling) -> str | None:
-        if sampling.grammar is not None:
-            return (
-                "this model's engine cannot bind an answer to a JSON schema: ask for it in the"
-                " prompt, or use the engine vllm"
-            )
-        return None
+        return None if sampling.grammar is None else self._grammar_refusal
 
     def generate(
         self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
     ) -> AsyncGenerator[Tokens, None]:
         engine = self._engines[sampling.adapter]
         engine.admit(len(prompt))
-        return engine.generate(prompt, sampling)
+        return self._generate(engine, prompt, sampling)
+
+    async def _generate(
+        self, engine: AdapterEngine, prompt: Sequence[int], sampling: Sampling
+    ) -> AsyncGenerator[Tokens, None]:
+        """Compile the grammar, and continue the prompt.
+
+        Raises:
+            EngineDied: The engine has ended.
+            InvalidInput: The grammar cannot be compiled, or became too complex for its limits.
+        """
+        grammar = None
+        if sampling.grammar is not None:
+            grammar = GrammarSequence(await self._grammars.compile(sampling.grammar))
+        async with aclosing(engine.generate(prompt, sampling, grammar)) as stream:
+            async for tokens in stream:
+                if tokens.finish_reason and grammar is not None and grammar.error is not None:
+                    raise InvalidInput(f"The text had to end within its grammar: {grammar.error}")
+                yield tokens
 
     def stats(self) -> EngineStats:
         running, waiting, cache_use = zip(
@@ -336,7 +364,7 @@ class AdapterEngine:
                 Sampling(max_tokens=4, temperature=0.0),
                 Sampling(max_tokens=4, temperature=1.0, top_k=8),
             ):
-                async for _ in self.generate([0] * 24, sampling):
+                async for _ in self.generate([0] * 24, sampling, None):
                     pass
         except EngineDied as error:
             raise LoadError(f"The model cannot generate text: {error}") from error
@@ -389,7 +417,7 @@ class AdapterEngine:
             )
 
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling
+        self, prompt: Sequence[int], sampling: Sampling, grammar: GrammarSequence | None
     ) -> AsyncGenerator[Tokens, None]:
         """Continue a prompt.
 
@@ -406,7 +434,7 @@ class AdapterEngine:
             max_new_tokens=sampling.max_tokens,
             streaming=True,
             eos_token_id=self.end_tokens,
-            **sampling_arguments(sampling, random.getrandbits(31)),
+            **sampling_arguments(sampling, random.getrandbits(31), grammar),
         )
         try:
             while True:

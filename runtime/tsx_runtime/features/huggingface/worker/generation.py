@@ -32,7 +32,7 @@ class HuggingFaceGeneration:
         files = find_pretrained(context, choose_device(context.system_properties.get("gpu_id")))
         self.generator = await load(files, context)
         self.model, self.precision = context.model_name, files.precision
-        if self.generator.has_chat_template:
+        if self.generator.chat_template:
             self.input_kind = "chat"
 
     async def handle(self, data: list[dict[str, Any]], context: Context) -> list[Any]:

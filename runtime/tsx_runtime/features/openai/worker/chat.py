@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
-from tsx_runtime.features.generation.worker.interface import TextPiece, TokenLogprob
+from tsx_runtime.features.generation.worker.interface import FinishReason, TextPiece, TokenLogprob
+from tsx_runtime.features.openai.worker.answer_formats import choose_format
 from tsx_runtime.features.openai.worker.messages import Message, Tool, choose_tools, encode_messages
 from tsx_runtime.features.openai.worker.replies import (
     ChoicesReply,
@@ -17,7 +19,7 @@ from tsx_runtime.features.openai.worker.replies import (
     new_id,
 )
 from tsx_runtime.features.openai.worker.requests import Logprobs, read
-from tsx_runtime.features.openai.worker.tool_calls import ToolText
+from tsx_runtime.features.openai.worker.tool_calls import AnswerParser
 from tsx_runtime.worker.codecs.bodies import JsonObject, RefusedField, TokenCount
 
 
@@ -33,6 +35,48 @@ class ChatRequest(ChoicesRequest):
     chat_template_kwargs: JsonObject | None = None
 
 
+@dataclass
+class AssistantMessage:
+    """The message of a choice, as far as it is complete."""
+
+    parser: AnswerParser
+    content: str = ""
+    reasoning: str = ""
+    reasoning_tokens: int = 0
+    tool_calls: list[JsonObject] = field(default_factory=list)
+
+    def add(self, piece: TextPiece) -> list[JsonObject]:
+        """Add a piece, and return the changes of the message, as in the chunks of a stream."""
+        was_reasoning = self.parser.is_reasoning
+        deltas = self.parser.push(piece.text, is_last=piece.finish_reason is not None)
+        if was_reasoning or self.parser.is_reasoning:
+            self.reasoning_tokens += piece.tokens
+        for delta in deltas:
+            self.content += delta.get("content", "")
+            self.reasoning += delta.get("reasoning_content", "")
+            for call in delta.get("tool_calls", ()):
+                if "id" in call:
+                    self.tool_calls.append(
+                        {name: value for name, value in call.items() if name != "index"}
+                        | {"function": {**call["function"]}}
+                    )
+                else:
+                    self.tool_calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        return deltas
+
+    def to_json(self) -> JsonObject:
+        is_text = not (self.tool_calls or self.reasoning)
+        return (
+            {
+                "role": "assistant",
+                "content": self.content if self.content or is_text else None,
+                "refusal": None,
+            }
+            | ({"reasoning_content": self.reasoning} if self.reasoning else {})
+            | ({"tool_calls": self.tool_calls} if self.tool_calls else {})
+        )
+
+
 class ChatReply(ChoicesReply):
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Read the request and encode its messages.
@@ -43,11 +87,20 @@ class ChatReply(ChoicesReply):
         request = read(ChatRequest, body)
         if request.top_logprobs and not request.logprobs:
             raise RefusedField("The field 'top_logprobs' needs 'logprobs': true.", "top_logprobs")
+        is_parallel = request.parallel_tool_calls is not False
         tools, grammar = choose_tools(
             request.tools or (),
             request.tool_choice,
-            request.parallel_tool_calls is not False,
+            is_parallel,
             request.grammar(request.response_format),
+        )
+        prompt = encode_messages(generator, request.messages, tools, request.chat_template_kwargs)
+        answers = choose_format(
+            generator,
+            prompt,
+            tools,
+            has_grammar=grammar is not None,
+            allows_several_calls=is_parallel,
         )
         sampling = request.sampling(
             generator,
@@ -56,70 +109,56 @@ class ChatReply(ChoicesReply):
             logprobs=bool(request.logprobs),
             top_logprobs=request.top_logprobs or 0,
             grammar=grammar,
+            visible_tokens=answers.visible_tokens,
         )
         kind = "chat.completion.chunk" if request.stream else "chat.completion"
         head = {"id": new_id("chatcmpl-"), "object": kind, "model": request.model or model}
-        super().__init__(
-            request,
-            generator,
-            [encode_messages(generator, request.messages, tools, request.chat_template_kwargs)],
-            sampling,
-            head,
+        super().__init__(request, generator, [answers.prompt], sampling, head)
+        self._messages = [AssistantMessage(answers.new_parser()) for _ in self._choices]
+        # OpenAI's reason is "stop" for a call of a function that the request names.
+        self._call_reason: FinishReason = (
+            "stop" if isinstance(request.tool_choice, dict) else "tool_calls"
         )
-        names = [tool["function"]["name"] for tool in tools]
-        self._tool_texts = [ToolText(names) for _ in self._choices] if tools else []
-        self._calls: list[list[JsonObject]] = [[] for _ in self._choices]
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         """Add a piece to a choice, and return its events if the response is streamed."""
-        choice = self._choices[index]
-        is_first = not choice.parts
-        if self._tool_texts:
-            piece = self._hold_back_calls(index, piece)
+        choice, message = self._choices[index], self._messages[index]
+        deltas = message.add(piece)
+        if message.tool_calls and piece.finish_reason == "stop":
+            piece = piece._replace(finish_reason=self._call_reason)
+        if not choice.parts:
+            deltas.insert(0, {"role": "assistant", "content": ""})
         choice.add(piece)
         if not self.streams:
             return b""
-        events = (
-            [self._delta_event(index, {"role": "assistant", "content": ""})] if is_first else []
-        )
-        if piece.text or piece.logprobs:
-            events.append(self._delta_event(index, {"content": piece.text}, piece.logprobs))
-        if calls := self._calls[index]:
-            events.append(
-                self._delta_event(
-                    index, {"tool_calls": [{"index": idx} | call for idx, call in enumerate(calls)]}
-                )
-            )
+        if piece.logprobs and (not deltas or "role" in deltas[-1]):
+            deltas.append({"content": ""})
+        events = [
+            self._delta_event(index, delta, piece.logprobs if idx == len(deltas) - 1 else ())
+            for idx, delta in enumerate(deltas)
+        ]
         if piece.finish_reason:
             events.append(self._delta_event(index, {}, finish_reason=piece.finish_reason))
         return b"".join(events)
 
     def body(self) -> JsonObject:
-        choices = []
-        for index, (choice, calls) in enumerate(zip(self._choices, self._calls, strict=True)):
-            message: JsonObject = {"role": "assistant", "content": choice.text, "refusal": None}
-            if calls:
-                message |= {"content": choice.text.strip() or None, "tool_calls": calls}
-            choice_json = {
+        choices = [
+            {
                 "index": index,
-                "message": message,
+                "message": message.to_json(),
                 "logprobs": self._logprobs_json(choice.logprobs),
                 "finish_reason": choice.finish_reason,
             }
-            choices.append(choice_json)
+            for index, (choice, message) in enumerate(
+                zip(self._choices, self._messages, strict=True)
+            )
+        ]
         return self._head | {"choices": choices, "usage": self._usage()}
 
-    def _hold_back_calls(self, index: int, piece: TextPiece) -> TextPiece:
-        """Remove tool calls from a piece; they are sent with the last piece."""
-        tools = self._tool_texts[index]
-        piece = piece._replace(text=tools.add(piece.text))
-        if not piece.finish_reason:
-            return piece
-        remaining, self._calls[index] = tools.end()
-        return piece._replace(
-            text=piece.text + remaining,
-            finish_reason="tool_calls" if self._calls[index] else piece.finish_reason,
-        )
+    def _usage(self) -> JsonObject:
+        reasoning_tokens = sum(message.reasoning_tokens for message in self._messages)
+        details = {"completion_tokens_details": {"reasoning_tokens": reasoning_tokens}}
+        return super()._usage() | (details if reasoning_tokens else {})
 
     def _delta_event(
         self,

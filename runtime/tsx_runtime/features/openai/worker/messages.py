@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import AliasChoices, BeforeValidator, Field, model_validator
+from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
 from pydantic_core import from_json
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
@@ -22,16 +22,20 @@ class TextPart(BodyObject, extra="ignore"):
 class CalledFunction(BodyObject, extra="ignore"):
     """A function call in an earlier response.
 
-    The arguments are parsed, since templates encode them as JSON themselves.
+    The arguments are parsed, since templates encode them as JSON themselves. Arguments that are not
+    JSON remain a text, as the model wrote them.
     """
 
     name: str
-    arguments: Annotated[
-        Any,
-        BeforeValidator(
-            lambda value: from_json(value or "{}") if isinstance(value, str) else value
-        ),
-    ] = {}
+    arguments: Any = {}
+
+    @field_validator("arguments")
+    @classmethod
+    def _parse_arguments(cls, value: Any) -> Any:
+        try:
+            return from_json(value or "{}") if isinstance(value, str) else value
+        except ValueError:
+            return value
 
 
 class ToolCall(BodyObject, extra="ignore"):
@@ -51,6 +55,9 @@ class Message(BodyObject, extra="ignore"):
         ]
         | None
     ) = None
+    reasoning_content: str | None = Field(
+        None, validation_alias=AliasChoices("reasoning_content", "reasoning")
+    )
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
@@ -66,7 +73,8 @@ class Message(BodyObject, extra="ignore"):
     def for_template(self) -> JsonObject:
         """Convert the message for a chat template."""
         optional = self.model_dump(
-            include={"name", "tool_call_id", "tool_calls"}, exclude_none=True
+            include={"reasoning_content", "name", "tool_call_id", "tool_calls"},
+            exclude_none=True,
         )
         text = "".join(part.text for part in self.content or ())
         return {

@@ -1,95 +1,288 @@
-"""The detection of tool calls in a model's text.
+"""The parts of a chat model's answer: its reasoning, its text and its tool calls.
 
-Hermes and Qwen write `<tool_call>{...}</tool_call>`. Llama writes only JSON.
+The models write calls in these forms, which are told apart by what they write:
+
+- Hermes and Qwen: `<tool_call>{"name": "f", "arguments": {}}</tool_call>`
+- Llama 3: `{"name": "f", "parameters": {}}`, with `;` between calls, perhaps after `<|python_tag|>`
+- Mistral: `[TOOL_CALLS] [{"name": "f", "arguments": {}}]`, or `[TOOL_CALLS]f[ARGS]{}`
+- Qwen3-Coder: `<tool_call><function=f><parameter=x>1</parameter></function></tool_call>`
+
+A call that a grammar enforces has Llama's form, or is in a JSON array.
 """
 
 from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Collection
+from collections.abc import Generator, Iterator, Mapping
+from functools import partial
+from typing import Any, NamedTuple
+
+import regex  # It matches incomplete texts, unlike `re`. transformers requires it.
+from pydantic_core import from_json
 
 from tsx_runtime.worker.codecs.bodies import JsonObject
 
-OPEN_TAG, CLOSE_TAG = "<tool_call>", "</tool_call>"
+_compile = partial(regex.compile, flags=regex.DOTALL)
+CALL_MARKERS = frozenset(
+    {"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>"}
+)
+_MARKER = _compile(
+    r"\s*(?:(?P<end></tool_call>|</function>)|<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)"
+)
+# A string whose escapes every decoder takes, so without those of surrogates.
+_ENCODED = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
+_NAME = r'"name"\s*:\s*"(?P<name>[^"\\]{1,256})"'
+_LABELS = r'(?:"(?:type|id)"\s*:\s*"[^"]*"\s*,\s*)*'
+_ARGUMENTS = r'"(?:arguments|parameters)"\s*:\s*'
+_JSON_CALL = (
+    rf"\{{\s*{_LABELS}(?:{_NAME}\s*,\s*{_LABELS}{_ARGUMENTS}(?:(?=\{{)|(?P<encoded>{_ENCODED}))"
+    rf'|{_ARGUMENTS}(?P<object>\{{(?:[^{{}}"]++|"(?:[^"\\]|\\.)*+"|(?&object))*+\}})\s*,\s*{_NAME})'
+)
+_XML_CALL = r"(?P<xml><function=)(?P<name>[^>]+)>"
+_NAMED_CALL = r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)"
 
 
-class ToolText:
-    """A text that arrives in pieces. Parts that may be tool calls are held back until the end."""
+_UNMARKED_CALL = _compile(rf"\s*(?:\[?\s*{_JSON_CALL}|{_XML_CALL})")
+_MARKED_CALL = _compile(rf"\s*(?:\[?\s*{_JSON_CALL}|{_XML_CALL}|{_NAMED_CALL})")
+_NEXT_CALL = _compile(rf"[\s,;]*(?:{_JSON_CALL}|{_XML_CALL})")
+_CALL_END = _compile(r'\s*(?:,\s*"\w+"\s*:\s*(?:"[^"]*"|[\w.]+)\s*)*\}')
+_BETWEEN_CALLS = " \t\r\n,;]}"  # characters that are no text if they follow a call
+_JSON_MARK = _compile(r'\\.?|[][{}"]')
+_PARAMETER = _compile(r"\s*<parameter=(?P<name>[^>]+)>(?:\n|(?=[^\n]))")
+_PARAMETER_END = _compile(r"\n?</parameter>")
+_FUNCTION_END = _compile(r"\s*</function>")
+_NEVER = _compile(r"(?!)")
 
-    def __init__(self, names: Collection[str]) -> None:
-        self._names = names
-        self._held_text = ""
-        self._has_text = False  # Text other than whitespace has arrived.
-        self._holds_all = False  # All further text is held back.
 
-    def add(self, text: str) -> str:
-        """Add a piece, and return the text that can be sent now."""
-        self._held_text += text
-        if not self._has_text and (start := self._held_text.lstrip()[:1]):
-            self._has_text, self._holds_all = True, start in "{["
-        if self._holds_all or not self._has_text:
-            return ""
-        end = self._held_text.find(OPEN_TAG)
-        self._holds_all = end >= 0
-        if end < 0:
-            max_size = min(len(OPEN_TAG) - 1, len(self._held_text))
-            end = len(self._held_text) - next(
-                (
-                    size
-                    for size in range(max_size, 0, -1)
-                    if OPEN_TAG.startswith(self._held_text[-size:])
-                ),
-                0,
-            )
-        sendable_text, self._held_text = self._held_text[:end], self._held_text[end:]
-        return sendable_text
+class ReasoningTags(NamedTuple):
+    """The tags around a model's reasoning."""
 
-    def end(self) -> tuple[str, list[JsonObject]]:
-        """Return the remaining text and the calls.
+    start: str
+    end: str
 
-        If the calls cannot be parsed, they remain in the text.
+
+REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
+
+
+def find_reasoning_tags(chat_template: str) -> ReasoningTags | None:
+    """Return the tags that a chat template has; None for a model without reasoning."""
+    return next((tags for tags in REASONING_TAGS if tags.end in chat_template), None)
+
+
+class AnswerParser:
+    """A parser of a text that arrives in pieces.
+
+    Its results are deltas, as in the chunks of a chat completion: `content`, `reasoning_content`
+    and `tool_calls`. A text is a call as soon as the name of a known function and the beginning of
+    the arguments have arrived. All other text is content.
+
+    Attributes:
+        is_reasoning: Whether the next text continues the reasoning.
+    """
+
+    def __init__(
+        self,
+        tools: Mapping[str, Any],
+        reasoning_tags: ReasoningTags | None = None,
+        *,
+        is_reasoning: bool = False,
+        allows_several_calls: bool = True,
+        special_tokens: frozenset[str] = frozenset(),
+    ) -> None:
+        """Create the parser.
+
+        Args:
+            tools: The JSON schemas of the functions' arguments by the functions' names.
+            reasoning_tags: The tags around the reasoning.
+            is_reasoning: Whether the prompt ends with the start of the reasoning.
+            allows_several_calls: Whether calls after the first one are parsed, or left out.
+            special_tokens: Markers that are never part of the content.
         """
-        text, self._held_text = self._held_text, ""
-        calls: list[JsonObject] = []
-        remaining = text
-        if OPEN_TAG in text:
-            remaining, *blocks = text.split(OPEN_TAG)
-            for block in blocks:
-                inner, _, trailing = block.partition(CLOSE_TAG)
-                block_calls = _parse_calls(inner)
-                if not block_calls:
-                    return text, []
-                calls += block_calls
-                remaining += trailing
-        elif text.lstrip()[:1] in ("{", "["):
-            calls = _parse_calls(text)
-            if not calls or any(call["function"]["name"] not in self._names for call in calls):
-                return text, []
-            remaining = ""
-        return ("" if calls and not remaining.strip() else remaining), calls
+        self.is_reasoning = is_reasoning
+        self._tools = tools
+        self._tags = reasoning_tags
+        self._allows_several_calls = allows_several_calls
+        self._special_tokens = special_tokens
+        self._calls = 0
+        self._text = ""  # text that is not parsed yet
+        self._has_ended = False
+        self._match: Any = None  # the result of `_find` and `_expect`
+        self._deltas = self._parse()
+
+    def push(self, text: str, *, is_last: bool) -> list[JsonObject]:
+        """Add a piece of the text, and return the deltas that are complete with it."""
+        self._text += text
+        self._has_ended = is_last
+        deltas = []
+        while delta := next(self._deltas, None):
+            deltas.append(delta)
+        return deltas
+
+    # The generators below yield None where they wait for more text.
+
+    def _parse(self) -> Iterator[JsonObject | None]:
+        ignored = ""  # characters that are left out before the next text
+        if self._tags is not None:
+            start, end = (_compile(rf"\s*{regex.escape(tag)}") for tag in self._tags)
+            yield from self._expect(start)
+            self.is_reasoning = self.is_reasoning or self._match is not None
+            if self.is_reasoning:
+                for text in self._find(end, " \r\n"):
+                    yield {"reasoning_content": text} if text else None
+                self.is_reasoning, ignored = False, " \r\n"
+        if self._tools:
+            yield from self._expect(_UNMARKED_CALL)
+            if (yield from self._read_calls("")):
+                ignored = _BETWEEN_CALLS
+        while True:
+            for text in self._find(_MARKER if self._tools else _NEVER, ignored):
+                ignored = "" if text else ignored
+                yield {"content": text} if text else None
+            if (marker := self._match) is None:
+                return
+            if marker["end"] is None:
+                yield from self._expect(_MARKED_CALL)
+                is_call = yield from self._read_calls(marker.group())
+                ignored = _BETWEEN_CALLS if is_call else ""
+            elif not ignored:
+                yield {"content": marker.group()}
+
+    def _read_calls(self, marker: str) -> Generator[JsonObject | None, None, bool]:
+        """Read the call whose beginning was matched, and those after it.
+
+        If the function is unknown, the text is content. Return whether the last text was a call.
+        """
+        text = "" if marker.strip() in self._special_tokens else marker
+        while (head := self._match) is not None and head["name"] in self._tools:
+            text = ""
+            yield self._call_delta(head["name"])
+            if head["xml"]:
+                yield from self._read_parameters(self._tools[head["name"]])
+            elif encoded := head["encoded"]:
+                yield self._arguments_delta(json.loads(encoded, strict=False))
+            elif head["object"]:
+                yield self._arguments_delta(head["object"])
+            else:
+                yield from self._read_object()
+            yield from self._expect(_CALL_END)
+            if not self._allows_several_calls:
+                for ignored_text in self._find():
+                    if not ignored_text:
+                        yield None
+            yield from self._expect(_NEXT_CALL)
+        text += head.group() if head is not None else ""
+        if text:
+            yield {"content": text}
+        return self._calls > 0 and not text
+
+    def _read_object(self) -> Iterator[JsonObject | None]:
+        """Read a JSON object as it is written."""
+        depth, is_string = 0, False
+        while True:
+            text, end = self._text, len(self._text)
+            for mark in _JSON_MARK.finditer(text):
+                if mark.group() == "\\":  # The rest of an escape is missing.
+                    end = mark.start()
+                elif mark.group() == '"':
+                    is_string = not is_string
+                elif not is_string and mark.group() in "[]{}":
+                    depth += 1 if mark.group() in "[{" else -1
+                    if not depth:
+                        end = mark.end()
+                        break
+            self._text = text[end:]
+            if end:
+                yield self._arguments_delta(text[:end])
+            if not depth or self._has_ended:
+                return
+            yield None
+
+    def _read_parameters(self, schema: Any) -> Iterator[JsonObject | None]:
+        """Read the XML parameters of a call, as a JSON object."""
+        start = "{"
+        yield from self._expect(_PARAMETER)
+        while (parameter := self._match) is not None:
+            name, value = parameter["name"], ""
+            yield self._arguments_delta(f"{start}{json.dumps(name)}: ")
+            start = ", "
+            is_string = _takes_string(schema, name)
+            if is_string:
+                yield self._arguments_delta('"')
+            for text in self._find(_PARAMETER_END):
+                if not text:
+                    yield None
+                elif is_string:
+                    yield self._arguments_delta(_to_json(text)[1:-1])
+                else:
+                    value += text
+            if self._match is None:
+                return
+            yield self._arguments_delta('"' if is_string else _json_value(value))
+            yield from self._expect(_PARAMETER)
+        yield from self._expect(_FUNCTION_END)
+        if self._match is not None or self._text:
+            yield self._arguments_delta("{}" if start == "{" else "}")
+
+    def _find(self, pattern: Any = _NEVER, ignored: str = "") -> Iterator[str]:
+        """Yield the text before the next match, which is left in `_match`; None at the end."""
+        while True:
+            self._text = self._text.lstrip(ignored)
+            match = pattern.search(self._text, partial=not self._has_ended)
+            start = len(self._text) if match is None else match.start()
+            text, self._text = self._text[:start], self._text[start:]
+            if text:
+                ignored = ""
+                yield text
+            if match is not None and not match.partial:
+                self._match, self._text = match, match.string[match.end() :]
+                return
+            if self._has_ended:
+                self._match = None
+                return
+            yield ""
+
+    def _expect(self, pattern: Any) -> Iterator[None]:
+        """Wait until the text begins with a match, which is left in `_match`, or cannot."""
+        while (match := pattern.match(self._text, partial=not self._has_ended)) and match.partial:
+            yield None
+        self._match = match
+        if match is not None:
+            self._text = self._text[match.end() :]
+
+    def _call_delta(self, name: str) -> JsonObject:
+        self._calls += 1
+        call = {
+            "index": self._calls - 1,
+            "id": secrets.token_hex(5)[:9],  # Mistral's templates require nine characters.
+            "type": "function",
+            "function": {"name": name, "arguments": ""},
+        }
+        return {"tool_calls": [call]}
+
+    def _arguments_delta(self, text: str) -> JsonObject:
+        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
 
 
-def _parse_calls(text: str) -> list[JsonObject]:
+def _takes_string(schema: Any, name: str) -> bool:
+    """Tell whether a JSON schema of arguments allows a string for one of them."""
     try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        return []
-    calls = []
-    for call in value if isinstance(value, list) else [value]:
-        arguments = (
-            call.get("arguments", call.get("parameters")) if isinstance(call, dict) else None
-        )
-        if not isinstance(arguments, dict | str) or not isinstance(call.get("name"), str):
-            return []
-        arguments_json = (
-            arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-        )
-        calls.append(
-            {
-                "id": f"call_{secrets.token_hex(12)}",
-                "type": "function",
-                "function": {"name": call["name"], "arguments": arguments_json},
-            }
-        )
-    return calls
+        parameter = schema["properties"][name]
+        types = [option.get("type") for option in (parameter, *parameter.get("anyOf", ()))]
+    except (AttributeError, KeyError, TypeError):
+        return False
+    return any("string" in kind for kind in types if isinstance(kind, str | list))
+
+
+def _json_value(text: str) -> str:
+    """Return a value as JSON; a text that is not JSON becomes a string."""
+    text = {"True": "true", "False": "false", "None": "null"}.get(text.strip(), text.strip())
+    try:
+        from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return _to_json(text)
+    return text
+
+
+def _to_json(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)

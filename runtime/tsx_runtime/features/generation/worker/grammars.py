@@ -1,0 +1,227 @@
+"""Grammars that generated texts follow, compiled by llguidance.
+
+A matcher of llguidance reads the tokens of one sequence, and tells which tokens may come next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
+from itertools import takewhile
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from tsx_runtime.features.generation.worker.interface import Grammar
+from tsx_runtime.worker.exceptions import InvalidInput
+
+if TYPE_CHECKING:
+    from llguidance import LLExecutor, LLMatcher, LLTokenizer
+
+MAX_GRAMMAR_CHARS = 64 << 10
+MAX_COMPILE_S = 2.0  # of the compiler's thread
+MAX_CACHED_GRAMMARS, MAX_CACHED_CHARS = 64, 1 << 20
+# llguidance compiles by recursion. For a grammar of MAX_GRAMMAR_CHARS it needs up to 32 MiB.
+COMPILER_STACK_BYTES = 256 << 20
+# Without a bound, a model may write white space until its last token.
+JSON_OPTIONS = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
+# With llguidance's own limits, one step of a hostile regular expression takes ten seconds.
+INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, MAX_LEXER_STATES = 200_000, 10_000, 20_000
+MAX_PATH_COMPILATIONS = 200
+
+
+class GrammarCompiler:
+    """A compiler of grammars for one tokenizer, with a cache of the last ones."""
+
+    def __init__(self, tokenizer: Any, vocabulary: int, end_tokens: Sequence[int]) -> None:
+        self._tokenizer = tokenizer
+        self._vocabulary = max(vocabulary, len(tokenizer))
+        self._end_tokens = list(end_tokens)
+        self._token_trie: LLTokenizer | None = None
+        self._cache: dict[Grammar, asyncio.Future[LLMatcher | str]] = {}
+
+    async def compile(self, grammar: Grammar) -> LLMatcher:
+        """Return a matcher at the beginning of a text. The compiler has a thread of its own.
+
+        Raises:
+            InvalidInput: The grammar cannot be compiled.
+        """
+        future = self._cache.pop(grammar, None)
+        if future is None:
+            if len(grammar.text) > MAX_GRAMMAR_CHARS:
+                raise InvalidInput(
+                    f"The grammar has {len(grammar.text):,} characters; at most"
+                    f" {MAX_GRAMMAR_CHARS:,} are compiled."
+                )
+            future = asyncio.get_running_loop().run_in_executor(
+                _compiler_thread(), self._compile, grammar
+            )
+        self._cache[grammar] = future
+        while (
+            len(self._cache) > MAX_CACHED_GRAMMARS
+            or sum(len(cached.text) for cached in self._cache) > MAX_CACHED_CHARS
+        ):
+            del self._cache[next(iter(self._cache))]
+        matcher = await asyncio.shield(future)
+        if isinstance(matcher, str):
+            raise InvalidInput(f"The grammar ({grammar.kind}) cannot be used: {matcher}")
+        return matcher.deep_copy()
+
+    def _compile(self, grammar: Grammar) -> LLMatcher | str:
+        """Return a matcher, or why there is none."""
+        from llguidance import LLMatcher, LLParserLimits  # an extra
+        from llguidance.hf import from_tokenizer
+
+        if self._token_trie is None:
+            self._token_trie = from_tokenizer(self._tokenizer, self._vocabulary, self._end_tokens)
+        start_s = time.thread_time()
+        try:
+            definition = _definition(grammar)
+        except (ValueError, TypeError, RecursionError) as error:
+            return f"{error}."
+        limits = LLParserLimits(
+            initial_lexer_fuel=INITIAL_LEXER_FUEL,
+            step_lexer_fuel=STEP_LEXER_FUEL,
+            max_lexer_states=MAX_LEXER_STATES,
+            verbose_errors=False,
+        )
+        matcher = LLMatcher(self._token_trie, definition, log_level=0, limits=limits)
+        if matcher.is_error():
+            return describe_grammar_error(matcher) + _describe_path(grammar)
+        # The first mask shows whether there is any text, and how long such masks take.
+        matcher.compute_bitmask()
+        if matcher.is_stopped() and not matcher.is_accepting():
+            return "no text follows it."
+        if time.thread_time() - start_s > MAX_COMPILE_S:
+            return f"its compilation takes more than {MAX_COMPILE_S:.0f} s. Make it simpler."
+        return matcher
+
+
+def missing_grammar_support(tokenizer: Any) -> str | None:
+    """Explain why texts of a tokenizer cannot follow a grammar; None if they can."""
+    if importlib.util.find_spec("llguidance") is None:
+        return "a grammar needs the package llguidance: pip install 'tsx-serve[transformers]'"
+    if not getattr(tokenizer, "is_fast", False):
+        return "a grammar needs a tokenizer of the library tokenizers, which this model lacks"
+    return None
+
+
+def describe_grammar_error(matcher: LLMatcher) -> str:
+    return matcher.get_error().partition("\n<")[0].strip().rstrip(".") + "."
+
+
+def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tensor:
+    """Return which tokens may come next, as booleans of shape (matchers, vocabulary).
+
+    At the end of a grammar, and after an error, these are the end tokens.
+    """
+    words = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
+    _executor().unsafe_compute_mask_ptr(
+        [(matcher, index) for index, matcher in enumerate(matchers)],
+        words.ctypes.data,
+        words.itemsize * words.shape[1],
+        len(matchers),
+    )
+    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    return torch.from_numpy(bits).bool()
+
+
+def _definition(grammar: Grammar) -> str:
+    """Return a grammar in the notation of llguidance.
+
+    Raises:
+        ValueError: The text is not JSON.
+        TypeError: The choices are not texts.
+    """
+    from llguidance import LLMatcher  # an extra
+
+    kind, text = grammar
+    if kind == "json_schema":
+        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+    if kind == "regex":
+        return LLMatcher.grammar_from_regex(text)
+    if kind == "lark":
+        return LLMatcher.grammar_from_lark(text)
+    choices = json.loads(text)
+    if not (isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices)):
+        raise TypeError("a choice is a list of one text or more")
+    quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
+    return LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
+
+
+def _describe_path(grammar: Grammar) -> str:
+    """Return a sentence about the place of an error in a JSON schema."""
+    from llguidance import LLMatcher  # an extra
+
+    if grammar.kind != "json_schema":
+        return ""
+    try:
+        schema = json.loads(grammar.text)
+    except RecursionError:
+        return ""
+
+    def error() -> str:
+        return LLMatcher.validate_grammar(_definition(Grammar("json_schema", json.dumps(schema))))
+
+    expected, attempts = error(), iter(range(MAX_PATH_COMPILATIONS))
+    _remove_valid_parts(schema, lambda: next(attempts, None) is None or error() != expected)
+    paths = list(_leaf_paths(schema))
+    depth = max(map(len, paths))
+    deepest = zip(*(path for path in paths if len(path) == depth), strict=True)
+    path = [keys[0] for keys in takewhile(lambda keys: len(set(keys)) == 1, deepest)]
+    return f" It is at {'.'.join(path)} in the schema." if path else ""
+
+
+def _remove_valid_parts(node: Any, is_needed: Callable[[], bool]) -> None:
+    """Reduce a schema to the parts that cause its error. Booleans replace the parts of lists."""
+    for key, part in list(node.items() if isinstance(node, dict) else enumerate(node)):
+        for substitute in (True, False):
+            if isinstance(node, dict):
+                del node[key]
+            else:
+                node[key] = substitute
+            if not is_needed():
+                break
+            node[key] = part
+        else:
+            if isinstance(part, dict | list):
+                _remove_valid_parts(part, is_needed)
+
+
+def _leaf_paths(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    if isinstance(node, dict):
+        parts = list(node.items())
+    else:
+        parts = [(key, part) for key, part in enumerate(node) if not isinstance(part, bool)]
+    if not parts:
+        yield path
+    for key, part in parts:
+        if isinstance(part, dict | list):
+            yield from _leaf_paths(part, (*path, str(key)))
+        else:
+            yield (*path, str(key))
+
+
+@cache
+def _compiler_thread() -> ThreadPoolExecutor:
+    executor = ThreadPoolExecutor(1, "tsx-grammars")
+    usual_bytes = threading.stack_size(COMPILER_STACK_BYTES)
+    try:
+        executor.submit(int)  # starts the thread
+    finally:
+        threading.stack_size(usual_bytes)
+    return executor
+
+
+@cache
+def _executor() -> LLExecutor:
+    from llguidance import LLExecutor  # an extra
+
+    return LLExecutor()
