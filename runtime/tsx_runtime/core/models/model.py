@@ -83,6 +83,8 @@ class ModelVersion:
         self.failed_replacement: str | None = None  # the error of the last one that failed
         # Versions that this one has replaced, and that still run sequences.
         self.predecessors: list[ModelVersion] = []
+        # The adapters that were added since the registration: {"source", "directory"} by name.
+        self.added_adapters: dict[str, dict[str, str]] = {}
         self.min_workers = plan.min_workers
         self.max_workers = plan.max_workers
         # The reason of the last automatic change of the number of workers.
@@ -391,6 +393,11 @@ class ModelVersion:
     def watch(self, listener: Callable[[], None]) -> None:
         """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
+
+    def note_error(self, message: str) -> None:
+        """Log an error, and show it in the version's description and on the page."""
+        logger.error("%s: %s", self.label, message)
+        self._supervision.note_error(message)
 
     def note_failed_replacement(self, message: str, traceback: str | None) -> None:
         """Show in the version's description and on the page why it was not replaced."""
