@@ -25,6 +25,7 @@ ADAPTERS = "adapters"
 # The manifest's key for task, architecture, source, revision, adapters and chat.
 MANIFEST_KEY = "huggingface"
 CONFIG, MODULES, ADAPTER_CONFIG = "config.json", "modules.json", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 HANDLER, GENERATION_HANDLER = "huggingface", "huggingface_generation"
 GENERATION = "text-generation"
 TASKS = (

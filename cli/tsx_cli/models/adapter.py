@@ -9,11 +9,11 @@ import typer
 
 from tsx_cli.common.client import AnswerCommand, Server, path
 from tsx_cli.common.management import with_server
-from tsx_cli.common.options import AsJson, ModelName
+from tsx_cli.common.options import AsJson
 from tsx_cli.common.output import print_result, print_table
 
 Adapter = Annotated[str, typer.Argument(help="Name of the adapter.", show_default=False)]
-Version = Annotated[str | None, typer.Option(help="Version of the model; by default its default.")]
+Model = Annotated[str, typer.Argument(metavar="NAME[:VERSION]", help="Name of the model.")]
 
 app = typer.Typer(
     add_completion=False,
@@ -26,7 +26,7 @@ app = typer.Typer(
 @with_server
 def add(
     server: Server,
-    name: ModelName,
+    name: Model,
     adapter: Adapter,
     source: Annotated[
         str,
@@ -35,39 +35,32 @@ def add(
             help="A directory in the server's model store, hf:ORG/NAME, or the URL of a directory.",
         ),
     ],
-    version: Version = None,
     replace: Annotated[
         bool, typer.Option("--replace", help="Replace the adapter that has this name.")
     ] = False,
 ) -> None:
     """Add an adapter to all workers of a model."""
-    body = {"lora_name": adapter, "lora_path": source, "load_inplace": replace}
-    _change(server, "load", name, version, body)
+    body = {"model": name, "lora_name": adapter, "lora_path": source, "load_inplace": replace}
+    _change(server, "load", body)
 
 
 @app.command(cls=AnswerCommand)
 @with_server
-def remove(server: Server, name: ModelName, adapter: Adapter, version: Version = None) -> None:
+def remove(server: Server, name: Model, adapter: Adapter) -> None:
     """Remove an adapter that was added; requests that use it end first."""
-    _change(server, "unload", name, version, {"lora_name": adapter})
+    _change(server, "unload", {"model": name, "lora_name": adapter})
 
 
 @app.command("list", cls=AnswerCommand)
 @with_server
-def list_adapters(
-    server: Server, name: ModelName, version: Version = None, as_json: AsJson = False
-) -> None:
+def list_adapters(server: Server, name: Model, as_json: AsJson = False) -> None:
     """List the adapters that were added, and where they come from."""
-    target = ["models", name, *([] if version is None else [version])]
-    (description,) = server.call("GET", path(*target)).json(list)
+    (description,) = server.call("GET", path("models", *name.split(":", 1))).json(list)
     adapters = description.get("addedAdapters") or {}
     print_result(adapters, as_json, lambda rows: print_table(["adapter", "path"], rows.items()))
 
 
-def _change(
-    server: Server, action: str, name: str, version: str | None, body: dict[str, object]
-) -> None:
-    body["model"] = name if version is None else f"{name}:{version}"
+def _change(server: Server, action: str, body: dict[str, object]) -> None:
     target = path("v1", f"{action}_lora_adapter")
     answer = server.call("POST", target, json.dumps(body).encode())
     print(answer.body().decode())

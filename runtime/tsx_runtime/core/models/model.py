@@ -394,11 +394,6 @@ class ModelVersion:
         """Call `listener` whenever a worker's state may have changed."""
         self._supervisor.on_state = listener
 
-    def note_error(self, message: str) -> None:
-        """Log an error, and show it in the version's description and on the page."""
-        logger.error("%s: %s", self.label, message)
-        self._supervision.note_error(message)
-
     def note_failed_replacement(self, message: str, traceback: str | None) -> None:
         """Show in the version's description and on the page why it was not replaced."""
         self._supervision.note_error(message, traceback)

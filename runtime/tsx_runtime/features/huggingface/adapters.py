@@ -7,6 +7,7 @@ the next server, load the same copy.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 import tempfile
 from collections import defaultdict
@@ -16,20 +17,28 @@ from typing import Any
 from weakref import WeakSet
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.huggingface import ADAPTER_CONFIG, GENERATION, MANIFEST_KEY, read_adapter
-from tsx_archiver.metadata.lora import WEIGHTS, check_lora
+from tsx_archiver.metadata.huggingface import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    GENERATION,
+    MANIFEST_KEY,
+    read_adapter,
+)
 from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.channel import Channel
 from tsx_runtime.errors import BadRequest, ModelNotFound
 from tsx_runtime.features.huggingface.hub import check_allowed, download, parse_hub
+from tsx_runtime.features.huggingface.lora import check_lora
 from tsx_runtime.sources import Fetcher, Trust, in_store, is_hub, is_url
 from tsx_runtime.sources.fetch import copy_file
 
-FILES = (ADAPTER_CONFIG, WEIGHTS)
+FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
 PART = "adapters"  # of a model's saved state: version -> name -> {"source", "directory"}
 IN_PLACE = "If you want to load the adapter in place, set 'load_inplace' to True."
+
+logger = logging.getLogger("tsx.registry")
 
 
 class Adapters:
@@ -120,21 +129,24 @@ class Adapters:
         async with self._locks[version]:
             for name, adapter in version.added_adapters.items():
                 if error := await channel.set_adapter(name, adapter["directory"]):
-                    version.note_error(f"a worker serves without the adapter {name}: {error}")
+                    text = f"A worker serves without the adapter {name}: {error}"
+                    logger.error("%s: %s", version.label, text)
+                    version.stats.error_log.add_error(text, "")
 
     def restore(self, version: ModelVersion) -> None:
         """Set the adapters of a new version that the saved state has."""
         version.added_adapters = self._saved(version.name).get(version.version, {})
 
     def forget(self, version: ModelVersion) -> None:
-        """Remove the adapters of a version that was served and is not registered any more."""
+        """Remove the adapters of a version that was served, unless the server ends."""
+        self._locks.pop(version, None)
         model = self._registry.models.get(version.name)
-        is_replaced = model is not None and model.versions.get(version.version) is not None
-        if version in self._served and not is_replaced and version.added_adapters:
+        is_replaced = model is not None and version.version in model.versions
+        is_ending = is_replaced or self._registry.downloads.closed.is_set()
+        if version.added_adapters and version in self._served and not is_ending:
             version.added_adapters = {}
             self._save(version)
             shutil.rmtree(self.directory(version), ignore_errors=True)
-        self._locks.pop(version, None)
 
     def directory(self, version: ModelVersion) -> Path:
         """Return the directory for the copies of a version's adapters.

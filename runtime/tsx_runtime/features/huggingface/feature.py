@@ -42,36 +42,31 @@ MAX_TASK_WEIGHT_BYTES = 1 << 30
 class HuggingFaceFeature(Feature):
     def __init__(self, registry: Registry) -> None:
         super().__init__(registry)
-        self.adapters = Adapters(registry)
-        self._is_closing = False
+        self._adapters = Adapters(registry)
 
     def add_routes(self, app: ServerApp) -> None:
         if "management" in app.roles:
             from tsx_runtime.features.huggingface import routes  # imports FastAPI
 
-            routes.add_routes(app, self.adapters)
+            routes.add_routes(app, self._adapters)
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        self.adapters.restore(version)
+        self._adapters.restore(version)
         return None
 
     @asynccontextmanager
     async def loading(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
         yield
         instance = worker.successor or worker.instance
-        if version.added_adapters and instance is not None:
-            await self.adapters.load_into(version, instance.channel)
+        if instance is not None:
+            await self._adapters.load_into(version, instance.channel)
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
         sources = {name: adapter["source"] for name, adapter in version.added_adapters.items()}
         return {"added_adapters": sources} if sources else {}
 
-    def begin_close(self) -> None:
-        self._is_closing = True
-
     def end_version(self, version: ModelVersion) -> None:
-        if not self._is_closing:
-            self.adapters.forget(version)
+        self._adapters.forget(version)
 
     @property
     def named_models(self) -> Collection[str]:

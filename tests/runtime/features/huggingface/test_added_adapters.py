@@ -198,6 +198,7 @@ def test_the_next_server_has_the_adapters_until_the_model_is_unregistered(
         assert model_ids(server) == ["m", "m/packed"]
 
 
+@pytest.mark.nightly
 def test_an_adapter_comes_from_the_hub_and_from_urls_that_are_allowed(
     serve: Any, model_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

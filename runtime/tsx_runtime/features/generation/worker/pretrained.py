@@ -16,8 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
-from tsx_archiver.metadata.lora import WEIGHTS
+from tsx_archiver.metadata.huggingface import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
+    CONFIG,
+    DIRECTORY,
+    MANIFEST_KEY,
+)
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
 from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
@@ -202,7 +207,7 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
             torch_device=str(model.device),
             autocast_adapter_dtype=False,
         )
-        weights = directory / WEIGHTS
+        weights = directory / ADAPTER_WEIGHTS
         if weights.is_file():
             names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
             with safe_open(weights, "pt") as saved:

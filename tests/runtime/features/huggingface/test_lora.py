@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from tsx_archiver.errors import CannotPack
-from tsx_archiver.metadata.lora import WEIGHTS, check_lora
+from tsx_archiver.metadata.huggingface import ADAPTER_WEIGHTS as WEIGHTS
+from tsx_runtime.features.huggingface.lora import check_lora
 
 save_file = pytest.importorskip("safetensors.numpy").save_file
 
