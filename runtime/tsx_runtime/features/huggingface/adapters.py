@@ -90,13 +90,14 @@ class Adapters:
         self._check_name(version, name, in_place)
         root = self.directory(version)
         private_directory(root)
-        directory = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=root))
+        directory = Path(tempfile.mkdtemp(dir=root))
         remove = partial(shutil.rmtree, directory, ignore_errors=True)
         try:
             fetch = partial(self._fetch, name, source, directory)
             await self._registry.downloads.call(fetch, lambda _: remove())
             async with self._locks[version]:
                 self._check_name(version, name, in_place)
+                self._registry.find(version.name, version.version)  # It may be unregistered now.
                 old = version.added_adapters.get(name)
                 await self._set(version, name, str(directory), old["directory"] if old else None)
                 version.added_adapters[name] = {"source": source, "directory": str(directory)}

@@ -134,8 +134,9 @@ def lower_priority() -> None:
     (sched(7), "The autogroup feature").
     """
     os.nice(NICENESS)
-    with suppress(OSError):  # Other systems, and most containers, have no such file.
-        AUTOGROUP.write_text(str(NICENESS))
+    if os.getsid(0) == os.getpid():  # Otherwise others are in its session.
+        with suppress(OSError):  # Other systems, and most containers, have no such file.
+            AUTOGROUP.write_text(str(NICENESS))
 
 
 def main() -> None:

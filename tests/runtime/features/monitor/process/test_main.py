@@ -60,6 +60,7 @@ def test_samples_become_windows_groups_and_quality(start: Start, tmp_path: Path)
 def test_the_process_has_the_lowest_priority_also_among_sessions(start: Start) -> None:
     pid = start(None).process.pid
     assert os.getpriority(os.PRIO_PROCESS, pid) == 19
+    assert os.getsid(pid) == pid
     autogroup = Path(f"/proc/{pid}/autogroup")
     if autogroup.exists() and autogroup.read_text():
         assert autogroup.read_text().split()[-1] == "19"
