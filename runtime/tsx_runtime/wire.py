@@ -35,6 +35,9 @@ A frame is a fixed header, a table, the items, and an extra, all little-endian:
                         is torch's number of threads
                         from the next batch on
     REPORT    worker    none; sent at any time           errors, output and metrics, JSON (below)
+    ADAPTER   front     none; the worker takes or drops  {"name", "directory": null drops it},
+                        an adapter while it serves       JSON
+    ADAPTER   worker    none; the answer                 {"error": text or null}, JSON
 
 LOADED has {"device": "cpu" or "cuda:0", "prefetch": whether the worker prepares a batch ahead,
 "input": the handler's kind of input or null, "example": whether its description has an example,
@@ -134,6 +137,7 @@ class Kind(enum.IntEnum):
     CANCEL = 9
     REPORT = 10
     THREADS = 11
+    ADAPTER = 12
 
 
 class DeclaredMetric(TypedDict):

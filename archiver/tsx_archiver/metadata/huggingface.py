@@ -25,6 +25,7 @@ ADAPTERS = "adapters"
 # The manifest's key for task, architecture, source, revision, adapters and chat.
 MANIFEST_KEY = "huggingface"
 CONFIG, MODULES, ADAPTER_CONFIG = "config.json", "modules.json", "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 HANDLER, GENERATION_HANDLER = "huggingface", "huggingface_generation"
 GENERATION = "text-generation"
 TASKS = (
@@ -112,7 +113,7 @@ def is_huggingface(path: Path) -> bool:
     if (path / ADAPTER_CONFIG).is_file():
         return True
     try:
-        config = _read_object(path / CONFIG)
+        config = read_object(path / CONFIG)
     except CannotPack:  # Packing will report the error.
         return (path / CONFIG).is_file() and any(
             _WEIGHTS.fullmatch(file.name) for file in path.iterdir()
@@ -134,7 +135,7 @@ class Pretrained:
 
     @cached_property
     def config(self) -> dict[str, Any]:
-        return _read_object(self.directory / CONFIG)
+        return read_object(self.directory / CONFIG)
 
     @property
     def architecture(self) -> str:
@@ -174,7 +175,7 @@ class Pretrained:
         """Whether the tokenizer or the processor has a chat template."""
         if any(name == "chat_template.json" or name.endswith(".jinja") for name in self.names):
             return True
-        return "tokenizer_config.json" in self.names and "chat_template" in _read_object(
+        return "tokenizer_config.json" in self.names and "chat_template" in read_object(
             self.directory / "tokenizer_config.json"
         )
 
@@ -183,9 +184,7 @@ class Pretrained:
         """The token that a fill-mask model fills."""
         for name in ("tokenizer_config.json", "special_tokens_map.json"):
             token = (
-                _read_object(self.directory / name).get("mask_token")
-                if name in self.names
-                else None
+                read_object(self.directory / name).get("mask_token") if name in self.names else None
             )
             if token:
                 return str(token.get("content") if isinstance(token, dict) else token)
@@ -397,7 +396,7 @@ def shards_of(index: Path) -> tuple[str, ...]:
     Raises:
         CannotPack: The index cannot be used.
     """
-    shards = _read_object(index, most_bytes=64 << 20, most_values=2_000_000).get("weight_map")
+    shards = read_object(index, most_bytes=64 << 20, most_values=2_000_000).get("weight_map")
     if (
         not isinstance(shards, dict)
         or not shards
@@ -418,7 +417,7 @@ def check_references(directory: Path) -> None:
     for index in directory.rglob("*.index.json"):
         shards_of(index)
     for path in (directory / "processor_config.json", directory / "audio_tokenizer_config.json"):
-        if path.exists() and "audio_tokenizer_name_or_path" in json.dumps(_read_object(path)):
+        if path.exists() and "audio_tokenizer_name_or_path" in json.dumps(read_object(path)):
             raise CannotPack(
                 f"{path} names another model (audio_tokenizer_name_or_path), which is not loaded."
                 " Remove that key."
@@ -441,7 +440,7 @@ def read_adapter(name: str, directory: Path) -> tuple[str, str]:
             f"{directory} is no PEFT adapter: it has no {ADAPTER_CONFIG}. Name the directory that"
             " its save_pretrained wrote."
         )
-    config = _read_object(directory / ADAPTER_CONFIG)
+    config = read_object(directory / ADAPTER_CONFIG)
     kind, base = config.get("peft_type"), config.get("base_model_name_or_path")
     if not isinstance(kind, str) or not isinstance(base, str | None):
         raise CannotPack(
@@ -458,7 +457,7 @@ def external_code(directory: Path) -> str | None:
         CannotPack: A file of the model cannot be read.
     """
     for path in sorted(directory.glob("*config.json")):
-        config = _read_object(path)
+        config = read_object(path)
         if match := _EXTERNAL_CODE.search(
             json.dumps([config.get("auto_map"), config.get("custom_pipelines")])
         ):
@@ -466,7 +465,7 @@ def external_code(directory: Path) -> str | None:
     return None
 
 
-def _read_object(
+def read_object(
     path: Path, *, most_bytes: int = 4 << 20, most_values: int = 500_000
 ) -> dict[str, Any]:
     """Read a JSON object.

@@ -17,7 +17,7 @@ from tsx_cli.common.failure import CliError, UsageError
 from tsx_cli.common.management import with_server
 from tsx_cli.common.options import AsJson, ModelName
 from tsx_cli.common.output import human, print_json, print_result, print_table, rounded
-from tsx_cli.models import monitor, record, rollout, shadow, traffic
+from tsx_cli.models import adapter, monitor, record, rollout, shadow, traffic
 from tsx_runtime.shared.log_format import escaped
 from tsx_runtime.shared.suggestions import suggestion
 
@@ -300,6 +300,7 @@ for _command in (
     shadow.shadow,
 ):
     app.command(cls=AnswerCommand)(_command)
+app.add_typer(adapter.app, name="adapter")
 
 
 def _register(server: Server, archive: str, as_json: bool, **query: object) -> None:

@@ -85,7 +85,9 @@ class ServerApp(IndexedApp):
         self.model_apps: list[tuple[RequestFilter, App]] = []
         self.wrappers: list[Callable[[App, Scope], App]] = []
         self.platform: PlatformHook | None = None
-        self.guards: dict[str, Guard | None] = {}  # guards by the first segment of the path
+        self.guards: dict[
+            str, Guard | None
+        ] = {}  # guards by the first segment of the path, or by the path
         self.paths, self.path_items, self.other_addresses = {}, {}, {}
         self.likely_paths = LikelyPaths()
 
@@ -167,7 +169,7 @@ class ServerApp(IndexedApp):
     ) -> None:
         """Add a router; its documented paths appear in the index and in errors.
 
-        `guards` has the guards of its paths, by their first segments.
+        `guards` has the guards of its paths, by their first segments or by whole paths.
         """
         self.include_router(router)
         self.guards.update(guards)
@@ -201,7 +203,10 @@ class ServerApp(IndexedApp):
                 scope["path"] = path = path.rstrip("/") or "/"
             if not_found := self.missing_route(path):
                 raise not_found
-            if path not in HEALTH_PATHS and (guard := self.guards.get(path[1:].partition("/")[0])):
+            segment = path[1:].partition("/")[0]
+            if path not in HEALTH_PATHS and (
+                guard := self.guards.get(path[1:], self.guards.get(segment))
+            ):
                 guard.check(scope["headers"])
             # Only on the server's own paths: an empty parameter may have a meaning for a plugin.
             if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:

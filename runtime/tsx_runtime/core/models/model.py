@@ -83,6 +83,8 @@ class ModelVersion:
         self.failed_replacement: str | None = None  # the error of the last one that failed
         # Versions that this one has replaced, and that still run sequences.
         self.predecessors: list[ModelVersion] = []
+        # The adapters that were added since the registration: {"source", "directory"} by name.
+        self.added_adapters: dict[str, dict[str, str]] = {}
         self.min_workers = plan.min_workers
         self.max_workers = plan.max_workers
         # The reason of the last automatic change of the number of workers.

@@ -67,10 +67,8 @@ class Registry:
             settings, starter, self._all_workers, worker_output
         )
         self.plugins, self.features = resources.plugins, resources.features
-        self._downloads = Downloads(settings, self.plugins.sources)
-        self._table = table = ModelTable(
-            settings, self.state, self._downloads, resources.background
-        )
+        self.downloads = Downloads(settings, self.plugins.sources)
+        self._table = table = ModelTable(settings, self.state, self.downloads, resources.background)
         self.models, self.withdraw, self.discard = table.models, table.withdraw, table.discard
         # Reasons why models of a snapshot could not be loaded at the start, by name and version.
         self.not_loaded: dict[tuple[str, str], str] = {}
@@ -97,7 +95,7 @@ class Registry:
         # The feature that knows the quality of versions sets it.
         self.quality_source: QualitySource | None = None
         self.stopping = False  # If true, load balancers are told to send no more requests.
-        self._registrar = registrar = Registrar(table, resources, self._downloads)
+        self._registrar = registrar = Registrar(table, resources, self.downloads)
         self.register_path, self.register_archive, self.opening = (
             registrar.from_path,
             registrar.from_archive,
@@ -251,7 +249,7 @@ class Registry:
 
     async def close(self, drain: float = 0.0) -> None:
         """End all workers, after accepted requests had up to `drain` seconds."""
-        self._downloads.close()
+        self.downloads.close()
         # The last callback runs first; if one fails, the others still run.
         async with AsyncExitStack() as stack:
             for close in (self.resources.starter.close, self.state.close):

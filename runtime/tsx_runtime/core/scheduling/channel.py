@@ -91,6 +91,7 @@ class Channel(asyncio.BufferedProtocol):
         self._drained: asyncio.Future[None] | None = None
         self._transport: asyncio.Transport | None = None
         self._next_batch = 0
+        self._adapter_answer: asyncio.Future[str | None] | None = None  # to the last ADAPTER frame
         self._small = bytearray(MAX_SMALL_BYTES)
         self._view = memoryview(self._small)
         self._end = 0
@@ -137,6 +138,22 @@ class Channel(asyncio.BufferedProtocol):
         if threads != self.threads:
             self.threads = threads
             self._transport.writelines(wire.encode(wire.Kind.THREADS, threads))
+
+    async def set_adapter(self, name: str, directory: str | None) -> str | None:
+        """Make the worker take an adapter, or drop it if `directory` is None.
+
+        The next call must wait for the end of this one.
+
+        Returns:
+            The reason why the worker did not, or None.
+        """
+        if self._transport is None or self._transport.is_closing():
+            return "the worker has ended"
+        self._adapter_answer = answer = asyncio.get_running_loop().create_future()
+        order = json.dumps({"name": name, "directory": directory}).encode()
+        self._transport.writelines(wire.encode(wire.Kind.ADAPTER, 0, extra=order))
+        await asyncio.wait([answer, self.closed], return_when=asyncio.FIRST_COMPLETED)
+        return answer.result() if answer.done() else "the worker has ended"
 
     def ping(self) -> None:
         """Request a sign of life; `pings` is 0 again when it has arrived."""
@@ -313,6 +330,9 @@ class Channel(asyncio.BufferedProtocol):
             self._on_loaded(frame)
         elif frame.kind is wire.Kind.PONG and self.pings:
             self.pings -= 1
+        elif frame.kind is wire.Kind.ADAPTER and self._adapter_answer is not None:
+            self._adapter_answer.set_result(_facts(frame).get("error"))
+            self._adapter_answer = None
         elif frame.kind is wire.Kind.REPORT:
             try:
                 self.owner.on_report(self, _facts(frame))

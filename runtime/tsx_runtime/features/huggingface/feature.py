@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -14,10 +15,15 @@ from tsx_archiver.metadata.huggingface import (
     MANIFEST_KEY,
     weights_size,
 )
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
 from tsx_runtime.core.registry.downloads import Downloads
+from tsx_runtime.core.registry.registry import Registry
+from tsx_runtime.core.scheduling.strategies import EntryPoint
+from tsx_runtime.core.workers.worker import Worker
 from tsx_runtime.errors import BadRequest
-from tsx_runtime.feature import Feature
+from tsx_runtime.feature import Feature, ServerApp
+from tsx_runtime.features.huggingface.adapters import Adapters
 from tsx_runtime.features.huggingface.hub import Progress, check_allowed, open_hub, parse_hub
 from tsx_runtime.features.huggingface.settings import HuggingFaceSettings
 from tsx_runtime.shared.cores import cpu_count
@@ -34,6 +40,34 @@ MAX_TASK_WEIGHT_BYTES = 1 << 30
 
 
 class HuggingFaceFeature(Feature):
+    def __init__(self, registry: Registry) -> None:
+        super().__init__(registry)
+        self._adapters = Adapters(registry)
+
+    def add_routes(self, app: ServerApp) -> None:
+        if "management" in app.roles:
+            from tsx_runtime.features.huggingface import routes  # imports FastAPI
+
+            routes.add_routes(app, self._adapters)
+
+    def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
+        self._adapters.restore(version)
+        return None
+
+    @asynccontextmanager
+    async def loading(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
+        yield
+        instance = worker.successor or worker.instance
+        if instance is not None:
+            await self._adapters.load_into(version, instance.channel)
+
+    def describe(self, version: ModelVersion) -> Mapping[str, object]:
+        sources = {name: adapter["source"] for name, adapter in version.added_adapters.items()}
+        return {"added_adapters": sources} if sources else {}
+
+    def end_version(self, version: ModelVersion) -> None:
+        self._adapters.forget(version)
+
     @property
     def named_models(self) -> Collection[str]:
         return HuggingFaceSettings.of(self.registry.settings).trust_remote_code

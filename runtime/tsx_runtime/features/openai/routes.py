@@ -99,4 +99,5 @@ def build_router(registry: Registry) -> APIRouter:
 def adapters_of(version: ModelVersion) -> list[str]:
     huggingface = version.manifest.get("huggingface")
     names = huggingface.get("adapters") if isinstance(huggingface, dict) else None
-    return [str(name) for name in names] if isinstance(names, list) else []
+    archived = [str(name) for name in names] if isinstance(names, list) else []
+    return [*archived, *version.added_adapters]

@@ -32,6 +32,7 @@ from tsx_runtime.worker.codecs.responses import (
 from tsx_runtime.worker.codecs.v2_binary import tensor_responses
 from tsx_runtime.worker.diagnostics import printing
 from tsx_runtime.worker.diagnostics.failures import log_failure
+from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.execution import step_times
 from tsx_runtime.worker.execution.batch import (
     Outcome,
@@ -66,6 +67,7 @@ class ConcurrentRequests:
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
         self._cancelled_batches: set[int] = set()  # requests whose clients have disconnected
         self._next_report: asyncio.TimerHandle | None = None  # set while requests run
+        self._adapter_changes: set[asyncio.Task[None]] = set()
         self._joins_pieces = bool(getattr(model.entry.instance, "joins_pieces", False))
         # parts that are sent at the end of this iteration of the loop
         self._pieces: list[OutFrame] = []
@@ -110,12 +112,28 @@ class ConcurrentRequests:
                 if frame.batch in self._tasks:  # Otherwise its response was already sent.
                     self._cancelled_batches.add(frame.batch)
                     self._tasks[frame.batch].cancel()
+            elif frame.kind is Kind.ADAPTER:
+                change = asyncio.ensure_future(self._set_adapter(json.loads(bytes(frame.extra))))
+                self._adapter_changes.add(change)
+                change.add_done_callback(self._adapter_changes.discard)
             else:
                 # This runs on the loop, so that a blocked loop does not answer heartbeats.
                 self._on_control_frame(self._channel, frame)
         # The loop would only log the error and continue. Instead, the error ends the worker.
         except BaseException as error:
             self._finish(error)
+
+    async def _set_adapter(self, order: dict[str, str | None]) -> None:
+        error = None
+        try:
+            await self._model.entry.instance.set_adapter(**order)
+        except LoadError as failure:
+            error = str(failure)
+        except Exception as failure:  # the boundary to the code of a handler
+            logger.exception("the adapter %s cannot be changed", order["name"])
+            error = describe_error(failure)
+        with suppress(ConnectionError):
+            self._channel.send(Kind.ADAPTER, 0, extra=json.dumps({"error": error}).encode())
 
     def _finish(self, error: BaseException | None) -> None:
         if self._finished.done():

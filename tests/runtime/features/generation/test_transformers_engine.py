@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing, contextmanager
 from dataclasses import replace
@@ -15,12 +16,13 @@ import torch
 from transformers import LogitsProcessor
 
 from tests.runtime.features.generation.conftest import Run
-from tests.support.language_models import CONTEXT, bpe_tokenizer
+from tests.support.language_models import CONTEXT, bpe_tokenizer, lora_adapter, tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
+from tsx_runtime.features.generation.worker import transformers_engine
 from tsx_runtime.features.generation.worker.interface import Sampling
 from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
-from tsx_runtime.worker.exceptions import EngineDied, LoadError
+from tsx_runtime.worker.exceptions import EngineDied, InvalidInput, LoadError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 small_pages = pytest.mark.skipif(
@@ -450,3 +452,66 @@ def test_a_sequence_is_ended_if_its_reader_left_before_it_began(
         return int(manager.current_batch - step)
 
     assert run(late()) < 100
+
+
+def test_an_adapter_comes_and_goes_while_sequences_run(
+    engine: TransformersEngine,
+    llama: Path,
+    adapters: dict[str, Path],
+    run: Run,
+    expected: list[list[int]],
+) -> None:
+    from peft import PeftModel
+
+    async def change() -> tuple[list[list[int]], Any]:
+        base_task = asyncio.create_task(collect(engine, TEXTS[0], GREEDY))
+        await engine.add_adapter("polite", adapters["polite"])
+        assert engine.adapters == ["polite"]
+        first = await collect(engine, TEXTS[0], greedy(adapter="polite"))
+        stream = engine.generate(ids(TEXTS[0]), greedy(adapter="polite"))
+        late_stream = engine.generate(ids(TEXTS[0]), greedy(adapter="polite"))
+        begun = list((await anext(stream)).token_ids)
+        model = weakref.ref(engine._engines["polite"].model)
+        await engine.add_adapter("polite", adapters["terse"])
+        replaced = await collect(engine, TEXTS[0], greedy(adapter="polite"))
+        engine.remove_adapter("polite")
+        with pytest.raises(InvalidInput, match="The adapter polite was removed"):
+            await anext(late_stream)
+        begun += [token async for tokens in stream for token in tokens.token_ids]
+        assert engine.adapters == []
+        await asyncio.gather(*engine._removals)
+        return [(await base_task)[0], first[0], begun, replaced[0]], model
+
+    (base_answer, *answers), model = run(change())
+    assert base_answer == expected[0]
+    prompt = ids(TEXTS[0])
+    for answer, name in zip(answers, ("polite", "polite", "terse"), strict=True):
+        adapted_model = PeftModel.from_pretrained(model_of(llama), adapters[name])
+        expected_tokens = adapted_model.generate(
+            input_ids=torch.tensor([prompt], device=DEVICE), max_new_tokens=24, do_sample=False
+        )
+        assert answer == expected_tokens[0][len(prompt) :].tolist()
+    assert model() is None
+
+
+@small_pages
+def test_an_adapter_without_room_or_of_another_model_changes_nothing(
+    engine: TransformersEngine,
+    adapters: dict[str, Path],
+    run: Run,
+    monkeypatch: pytest.MonkeyPatch,
+    expected: list[list[int]],
+    tmp_path: Path,
+) -> None:
+    larger = tiny_llama(tmp_path / "larger", num_hidden_layers=3)
+    wider = tiny_llama(tmp_path / "wider", hidden_size=96)
+    for base, reason in ((larger, "is of another model"), (wider, "does not fit the model")):
+        adapter = lora_adapter(base, tmp_path / f"{base.name}-adapter", 1)
+        with pytest.raises(LoadError, match=reason):
+            run(engine.add_adapter("bad", adapter))
+    with monkeypatch.context() as patch:
+        patch.setattr(transformers_engine, "free_memory", lambda: 1_000_000)
+        with pytest.raises(LoadError, match="too little memory is free"):
+            run(engine.add_adapter("bad", adapters["polite"]))
+    assert engine.adapters == []
+    assert run(collect(engine, TEXTS[0], GREEDY))[0] == expected[0]

@@ -7,6 +7,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import Any
 
 from tsx_runtime.features.generation.worker import chat_templates
@@ -54,7 +55,6 @@ class TextGenerator:
             metrics: The metrics of the worker.
         """
         self.context_length = engine.context_length
-        self.adapters = engine.adapters
         self._tokenizer = tokenizer
         self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
         self._engine = engine
@@ -74,6 +74,22 @@ class TextGenerator:
             if backend is None
             else backend.decode
         )
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        """The names of the adapters that requests may choose now."""
+        return self._engine.adapters
+
+    async def set_adapter(self, name: str, directory: str | None) -> None:
+        """Take an adapter while requests run, or drop it if `directory` is None.
+
+        Raises:
+            LoadError: The adapter cannot be served.
+        """
+        if directory is None:
+            self._engine.remove_adapter(name)
+        else:
+            await self._engine.add_adapter(name, Path(directory))
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the tokens of a text.

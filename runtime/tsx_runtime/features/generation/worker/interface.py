@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence, Sized
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 LONG_BODY_BYTES = 64 << 10
@@ -159,6 +160,16 @@ class GenerationEngine(Protocol):
 
     @property
     def adapters(self) -> Sequence[str]: ...
+
+    async def add_adapter(self, name: str, directory: Path) -> None:
+        """Add a PEFT adapter, or replace the one of this name, while sequences run.
+
+        Raises:
+            LoadError: The adapter cannot be served; the adapters are as before.
+        """
+
+    def remove_adapter(self, name: str) -> None:
+        """Remove an adapter; its memory is free once its sequences have ended."""
 
     def refusal(self, sampling: Sampling) -> str | None:
         """Explain to a client why this engine cannot serve the parameters; None if it can."""

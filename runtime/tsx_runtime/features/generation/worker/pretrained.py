@@ -16,7 +16,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
+from tsx_archiver.metadata.huggingface import (
+    ADAPTER_WEIGHTS,
+    ADAPTERS,
+    CONFIG,
+    DIRECTORY,
+    MANIFEST_KEY,
+)
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
 from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
@@ -180,7 +186,8 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
         LoadError: The adapter does not fit the model, or cannot be served.
     """
     with convert_load_errors(f"The adapter {name}", "does not fit the model"):
-        from peft import PeftConfig, PeftModel  # an extra
+        from peft import PeftConfig, PeftModel, get_peft_model_state_dict  # an extra
+        from safetensors import safe_open
 
         config = PeftConfig.from_pretrained(str(directory))
         if config.is_prompt_learning or config.is_adaption_prompt:
@@ -200,6 +207,15 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
             torch_device=str(model.device),
             autocast_adapter_dtype=False,
         )
+        weights = directory / ADAPTER_WEIGHTS
+        if weights.is_file():
+            names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
+            with safe_open(weights, "pt") as saved:
+                if others := sorted(names ^ set(saved.keys())):
+                    raise LoadError(
+                        f"The adapter {name} is of another model: only one of the two has"
+                        f" {others[0]}."
+                    )
     return adapted_model.get_base_model().eval().requires_grad_(False)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import gc
 import itertools
 import logging
 import random
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +55,7 @@ from tsx_runtime.features.generation.worker.sampler import (
     sampling_arguments,
 )
 from tsx_runtime.shared.memory import free_memory
-from tsx_runtime.worker.exceptions import (
-    EngineDied,
-    InvalidInput,
-    LoadError,
-    describe_error,
-)
+from tsx_runtime.worker.exceptions import EngineDied, InvalidInput, LoadError, describe_error
 
 MAX_CPU_SEQUENCES, MAX_GPU_SEQUENCES = 64, 256  # sequences that run at the same time
 # The page size of the cache on a CPU. On a GPU, transformers chooses the size that its kernels
@@ -80,8 +77,6 @@ logging.getLogger("ContinuousBatchingLogger").setLevel(logging.WARNING)
 class TransformersEngine:
     """An engine for a base model and its adapters, each of which has an engine of its own."""
 
-    adapters: Sequence[str]
-
     def __init__(
         self,
         model: Any,
@@ -100,7 +95,6 @@ class TransformersEngine:
         models = {None: model} | {
             name: load_adapter(model, name, directory) for name, directory in adapters.items()
         }
-        self.adapters = list(adapters)
         self._grammar_refusal = missing_grammar_support(tokenizer)
         if self._grammar_refusal is None:
             vocabulary = model.config.get_text_config().vocab_size
@@ -111,6 +105,15 @@ class TransformersEngine:
             )
             for index, (name, variant) in enumerate(models.items())
         }
+        self._end_tokens = end_tokens
+        # An adapter that is added later gets as much memory as one that was loaded with the model.
+        memory = config.cache_memory and config.cache_memory // len(models)
+        self._added_config = replace(config, cache_memory=memory)
+        self._removals: set[asyncio.Task[None]] = set()
+
+    @property
+    def adapters(self) -> Sequence[str]:
+        return [name for name in self._engines if name is not None]
 
     async def start(self) -> None:
         """Run a few steps of each engine to warm it up for the first request.
@@ -125,6 +128,45 @@ class TransformersEngine:
             self._engines[None].model.config.get_text_config(), "max_position_embeddings", None
         )
         self.context_length = min(model_length or self.cache_tokens, self.cache_tokens)
+
+    async def add_adapter(self, name: str, directory: Path) -> None:
+        """Add an adapter with a cache of its own, from memory that is free now.
+
+        Raises:
+            LoadError: The adapter does not fit the model, or too little memory is free.
+        """
+        engine = await asyncio.to_thread(self._load_adapter, name, directory)
+        try:
+            await engine.start()
+            if engine.cache_tokens < self.context_length:
+                raise LoadError(
+                    f"The adapter {name} gets a cache of {engine.cache_tokens} tokens, fewer than"
+                    f" the model's context of {self.context_length}: too little memory is free."
+                    " Remove another adapter, or set a smaller cacheMemory."
+                )
+        except BaseException:
+            await asyncio.to_thread(engine.close)
+            raise
+        self.remove_adapter(name)
+        self._engines[name] = engine
+
+    def _load_adapter(self, name: str, directory: Path) -> AdapterEngine:
+        model = load_adapter(self._engines[None].model, name, directory)
+        config = self._added_config
+        if model.device.type == "cpu" and (config.cache_memory or 0) > free_memory():
+            raise LoadError(
+                f"The adapter {name} needs {config.cache_memory} bytes for its cache, its share of"
+                f" cacheMemory, and {free_memory()} are free. Remove another adapter, or set a"
+                " smaller cacheMemory."
+            )
+        return AdapterEngine(model, batching_config(model, config, 1, 0), self._end_tokens)
+
+    def remove_adapter(self, name: str) -> None:
+        engine = self._engines.pop(name, None)
+        if engine is not None:
+            removal = asyncio.create_task(engine.retire(name))
+            self._removals.add(removal)
+            removal.add_done_callback(self._removals.discard)
 
     def refusal(self, sampling: Sampling) -> str | None:
         return None if sampling.grammar is None else self._grammar_refusal
@@ -341,7 +383,8 @@ class AdapterEngine:
             list(self._manager.logit_processor.logits_processor)
         )
         self._names = map(str, itertools.count())
-        self._death_error: EngineDied | None = None
+        self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
+        self._refusal: EngineDied | InvalidInput | None = None  # the error of new sequences
 
     async def start(self) -> None:
         """Start the thread of steps, and generate a few tokens.
@@ -356,8 +399,7 @@ class AdapterEngine:
         self._router.cancel = self._manager.cancel_request
         self.cache_tokens = 0
         if self.model.device.type != "cpu":
-            self._manager.warmup()
-        self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
+            await asyncio.to_thread(self._manager.warmup)  # Other engines may have sequences.
         self._thread.start()
         try:
             for sampling in (
@@ -391,8 +433,18 @@ class AdapterEngine:
         self._router.call(self._fail_streams, engine_error)
 
     def _fail_streams(self, error: EngineDied) -> None:
-        self._death_error = error
+        self._refusal = self._refusal or error
         self._router.fail(error)
+
+    async def retire(self, name: str) -> None:
+        """Refuse new sequences, let the others end, and free the memory."""
+        self._refusal = InvalidInput(f"The adapter {name} was removed.")
+        if endings := [stream.cache_freed for stream in self._router.streams.values()]:
+            await asyncio.wait(endings)
+        await asyncio.to_thread(self.close)
+        del self.model, self._manager, self._cache, self.sampler, self._router
+        gc.collect()
+        torch.cuda.empty_cache()
 
     def admit(self, prompt: int) -> None:
         """Check that a sequence may run, or wait for the cache.
@@ -400,8 +452,8 @@ class AdapterEngine:
         Raises:
             Unavailable: Too many sequences wait.
         """
-        if self._death_error is not None:
-            raise self._death_error
+        if self._refusal is not None:
+            raise self._refusal
         router = self._router
         if router.waiting >= MAX_WAITING_FACTOR * self._sequences or (
             router.waiting
@@ -424,8 +476,8 @@ class AdapterEngine:
         Raises:
             EngineDied: The engine has ended.
         """
-        if self._death_error is not None:
-            raise self._death_error
+        if self._refusal is not None:
+            raise self._refusal
         name = next(self._names)
         stream = self._router.open(name, len(prompt))
         self._manager.add_request(
@@ -465,7 +517,8 @@ class AdapterEngine:
 
     def close(self) -> None:
         self._manager.stop(block=False, hard_stop=True)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
 
 def batching_config(

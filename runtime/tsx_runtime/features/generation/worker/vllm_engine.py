@@ -111,6 +111,12 @@ class VllmEngine:
             raise LoadError(f"The model cannot generate text: {error}") from error
         return engine
 
+    async def add_adapter(self, name: str, directory: Path) -> None:
+        raise LoadError("The engine vllm serves the adapters of the archive only.")
+
+    def remove_adapter(self, name: str) -> None:
+        """Do nothing, since no adapter was added."""
+
     def refusal(self, sampling: Sampling) -> str | None:
         return None
 

@@ -31,6 +31,7 @@ class HuggingFaceGeneration:
         """
         files = find_pretrained(context, choose_device(context.system_properties.get("gpu_id")))
         self.generator = await load(files, context)
+        self.set_adapter = self.generator.set_adapter
         self.model, self.precision = context.model_name, files.precision
         if self.generator.chat_template:
             self.input_kind = "chat"

@@ -135,15 +135,16 @@ export function chatPanel(name) {
       served = model.default;
       const now = model.versions.find(({ version }) => version === (model.labels[versions.value] ?? (versions.value || served)));
       state.update(now?.state ?? "idle");
-      const own = now?.huggingface ?? {};
+      const own = { ...now?.huggingface };
+      own.adapters = [...(own.adapters ?? []), ...Object.keys(now?.added_adapters ?? {})];
       const key = JSON.stringify([able.map(({ version }) => version), labels, served, own]);
       if (key === known) return;
       mode.options[0].disabled = now?.input !== "chat" && !own.chat; // it has no chat template
       if (mode.options[0].disabled) mode.value = "completions";
       known = key;
       choose(versions, [["", `default (${served})`], ...[...able.map(({ version }) => version), ...labels].map((each) => [each, each])]);
-      choose(adapters, [["", "none"], ...(own.adapters ?? []).map((each) => [each, each])]);
-      show(ofAdapters, own.adapters?.length);
+      choose(adapters, [["", "none"], ...own.adapters.map((each) => [each, each])]);
+      show(ofAdapters, own.adapters.length);
       arrange();
       draw();
       code();

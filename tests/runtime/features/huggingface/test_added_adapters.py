@@ -1,0 +1,226 @@
+"""LoRA adapters that are added to a served model, with real workers."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.runtime.conftest import RunningServer
+from tests.support.hub import HubRepo, hub_double
+from tests.support.language_models import generation_model, lora_adapter, tiny_llama
+from tsx_runtime.core.models.plan import RegisterOrder
+
+pytest.importorskip("peft")
+
+LOAD, UNLOAD = "/v1/load_lora_adapter", "/v1/unload_lora_adapter"
+ADDED = "Success: LoRA adapter '{}' added successfully."
+
+
+@pytest.fixture(scope="module")
+def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Make a store with a model that has the adapter `packed`, and further adapters."""
+    root = tmp_path_factory.mktemp("added")
+    store = root / "store"
+    store.mkdir()
+    llama = tiny_llama(root / "llama")
+    for seed, name in enumerate(("polite", "terse"), 1):
+        lora_adapter(llama, store / name, seed)
+    lora_adapter(tiny_llama(root / "wide", hidden_size=96), store / "wide", 1)
+    generation_model(store / "m", llama, {"packed": store / "polite"}, "huggingface: {}")
+    pickled = store / "pickled"
+    shutil.copytree(store / "polite", pickled)
+    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    damaged = store / "damaged"
+    shutil.copytree(store / "polite", damaged)
+    with (damaged / "adapter_model.safetensors").open("r+b") as file:
+        file.truncate(1000)
+    prompts = store / "prompts"
+    shutil.copytree(store / "polite", prompts)
+    config = json.loads((prompts / "adapter_config.json").read_text())
+    (prompts / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "P_TUNING"}))
+    shutil.copytree(store / "polite", root / "outside")
+    return store
+
+
+@pytest.fixture(scope="module")
+def serve(start_server: Callable[..., Any], model_store: Path) -> Callable[..., Any]:
+    @contextmanager
+    def serving(
+        *listeners: list[str], workers: int = 1, **settings: Any
+    ) -> Iterator[RunningServer]:
+        with start_server(
+            *([listeners] if listeners else []), model_store=model_store, **settings
+        ) as server:
+            order = RegisterOrder("m", initial_workers=workers)
+            server.call(lambda: server.registry.register(order))
+            yield server
+
+    return serving
+
+
+@pytest.fixture(scope="module")
+def server(serve: Any) -> Iterator[RunningServer]:
+    with serve(workers=2) as server:
+        yield server
+
+
+def load(server: RunningServer, name: str, path: str, **fields: Any) -> httpx.Response:
+    return server.management.post(LOAD, json={"lora_name": name, "lora_path": path, **fields})
+
+
+def unload(server: RunningServer, name: str, **fields: Any) -> httpx.Response:
+    return server.management.post(UNLOAD, json={"lora_name": name, **fields})
+
+
+def texts(server: RunningServer, model: str, count: int = 4) -> set[str]:
+    """Return the different greedy answers to several requests, so that all workers answer."""
+    body = {"model": model, "prompt": "Beautiful is", "max_tokens": 8, "temperature": 0}
+    answers = [server.inference.post("/v1/completions", json=body) for _ in range(count)]
+    return {
+        answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
+        for answer in answers
+    }
+
+
+def model_ids(server: RunningServer) -> list[str]:
+    return [model["id"] for model in server.inference.get("/v1/models").json()["data"]]
+
+
+def test_an_added_adapter_answers_in_all_workers_until_it_is_removed(server: RunningServer) -> None:
+    answer = load(server, "new", "polite")
+    assert (answer.status_code, answer.text) == (200, ADDED.format("new"))
+    assert model_ids(server) == ["m", "m/packed", "m/new"]
+    assert server.inference.get("/v1/models/m/new").status_code == 200
+    (description,) = server.management.get("/models/m").json()
+    assert description["addedAdapters"] == {"new": "polite"}
+    (text,) = texts(server, "m/packed")
+    assert texts(server, "m/new") == {text} != texts(server, "m")
+    again = load(server, "new", "terse")
+    assert again.status_code == 400
+    assert "'new' has already been loaded." in again.json()["error"]["message"]
+    assert texts(server, "m/new") == {text}
+    assert load(server, "new", "terse", load_inplace=True, model="m:1.0").status_code == 200
+    (replaced,) = texts(server, "m/new")
+    assert replaced != text
+    answer = unload(server, "new")
+    assert (answer.status_code, answer.text) == (
+        200,
+        "Success: LoRA adapter 'new' removed successfully.",
+    )
+    assert model_ids(server) == ["m", "m/packed"]
+    (refusal,) = texts(server, "m/new")
+    assert "no adapter 'new'" in refusal
+    missing = unload(server, "new")
+    assert missing.status_code == 404
+    assert "'new' cannot be found" in missing.json()["error"]["message"]
+    files = server.registry.state.directory / "adapters"
+    assert not [path for path in files.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "status", "reason"),
+    [
+        ("bad", "nothing", 404, "No adapter found for nothing"),
+        ("bad", "pickled", 404, "it has no adapter_model.safetensors"),
+        ("bad", "m/../../outside", 404, "Relative path is not allowed"),
+        ("bad", "{root}/outside", 404, "is not in the store"),
+        ("bad", "file://{root}/outside", 404, "does not match any allowed URL"),
+        ("bad", "s3://bucket/outside", 404, "does not match any allowed URL"),
+        ("bad", "hf:org/outside", 404, "does not match any allowed URL"),
+        ("bad", "damaged", 400, "adapter_model.safetensors is damaged"),
+        ("bad", "prompts", 400, "its type is P_TUNING"),
+        ("bad", "wide", 400, "does not fit the model"),
+        ("packed", "polite", 400, "is a part of the model's archive"),
+        ("../bad", "polite", 400, "cannot be called"),
+        ("", "polite", 400, "'lora_name' and 'lora_path' must be provided"),
+    ],
+)
+def test_a_bad_adapter_leaves_the_model_as_it_was(
+    server: RunningServer, model_store: Path, name: str, path: str, status: int, reason: str
+) -> None:
+    answer = load(server, name, path.format(root=model_store.parent))
+    assert answer.status_code == status, answer.text
+    assert reason in answer.json()["error"]["message"]
+    assert model_ids(server) == ["m", "m/packed"]
+    assert not server.registry.find("m").added_adapters
+
+
+def test_an_adapter_that_one_worker_refuses_is_dropped_by_the_others(
+    server: RunningServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (worker.channel for worker in server.registry.find("m").workers)
+
+    async def refuse(name: str, directory: str | None) -> str:
+        return "no room"
+
+    monkeypatch.setattr(second, "set_adapter", refuse)
+    answer = load(server, "half", "polite")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (400, "no room")
+    monkeypatch.undo()
+    (refusal,) = texts(server, "m/half")
+    assert "no adapter 'half'" in refusal
+    assert first.batches == 0
+
+
+def test_a_worker_that_starts_later_has_the_adapters(server: RunningServer, until: Any) -> None:
+    assert load(server, "late", "polite").status_code == 200
+    (expected,) = texts(server, "m/packed")
+    version = server.registry.find("m")
+    server.call(lambda: server.registry.scale("m", None, 3))
+    pids = {worker.pid for worker in version.workers}
+    version.workers[0].instance.process.kill()
+    until(lambda: version.ready and len({w.pid for w in version.workers} - pids) == 1)
+    until(lambda: all(worker.state.value == "READY" for worker in version.workers))
+    assert texts(server, "m/late", 9) == {expected}
+    assert unload(server, "late").status_code == 200
+    server.call(lambda: server.registry.scale("m", None, 2))
+
+
+def test_the_next_server_has_the_adapters_until_the_model_is_unregistered(
+    serve: Any, tmp_path: Path
+) -> None:
+    with serve(state_dir=tmp_path) as server:
+        assert load(server, "kept", "polite").status_code == 200
+        (expected,) = texts(server, "m/kept", 1)
+    with serve(state_dir=tmp_path) as server:
+        assert model_ids(server) == ["m", "m/packed", "m/kept"]
+        assert texts(server, "m/kept", 1) == {expected}
+        server.call(lambda: server.registry.unregister("m"))
+        assert not [path for path in (tmp_path / "adapters").rglob("*") if path.is_file()]
+        server.call(lambda: server.registry.register(RegisterOrder("m", initial_workers=1)))
+        assert model_ids(server) == ["m", "m/packed"]
+
+
+@pytest.mark.nightly
+def test_an_adapter_comes_from_the_hub_and_from_urls_that_are_allowed(
+    serve: Any, model_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with hub_double() as hub:
+        hub.use(monkeypatch, tmp_path)
+        hub.repos["org/polite"] = HubRepo()
+        hub.repos["org/polite"].commit(model_store / "polite")
+        outside = f"file://{model_store.parent}/outside"
+        with serve(allowed_urls=["hf:org/.*", f"{outside}/.*"]) as server:
+            for name, path in (("hub", "hf:org/polite"), ("url", outside)):
+                answer = load(server, name, path)
+                assert (answer.status_code, answer.text) == (200, ADDED.format(name))
+            assert texts(server, "m/hub", 1) == texts(server, "m/url", 1)
+
+
+@pytest.mark.parametrize("listeners", [(["inference", "management", "metrics"],), ()])
+def test_only_the_management_token_changes_adapters(serve: Any, listeners: Any) -> None:
+    tokens = {"inference_token": "of-inference", "management_token": "of-management"}
+    with serve(*listeners, workers=0, **tokens) as server:
+        for token, status in (("of-inference", 401), ("of-management", 404)):
+            headers = {"authorization": f"Bearer {token}"}
+            for path in (LOAD, f"{LOAD}/", UNLOAD):
+                body = {"lora_name": "x", "lora_path": "nothing"}
+                answer = server.management.post(path, json=body, headers=headers)
+                assert answer.status_code == status, answer.text
