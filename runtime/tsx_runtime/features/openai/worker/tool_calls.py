@@ -33,7 +33,7 @@ _MARKER = _compile(
     rf"{_SPACE}(?:(?P<end></tool_call>|</function>)|<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)"
 )
 # A string whose escapes every decoder takes, so without those of surrogates.
-_ENCODED = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
+_ENCODED = r'"(?:[^"\\]++|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
 _NAME = r'"name"\s*+:\s*+"(?P<name>[^"\\]{1,256})"'
 _LABELS = r'(?:"(?:type|id)"\s*+:\s*+"[^"]{0,99}"\s*+,\s*+){0,3}'
 _ARGUMENTS = r'"(?:arguments|parameters)"\s*+:\s*+'
