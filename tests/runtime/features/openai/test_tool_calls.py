@@ -30,7 +30,6 @@ ANSWERS = {
     "mistral": f'[TOOL_CALLS] [{F[:-1]}, "id": "abcdefghi"}}, {G}]',
     "mistral by name": f"[TOOL_CALLS]f[ARGS]{ARGUMENTS}[TOOL_CALLS]g[CALL_ID]abc[ARGS]{{}}",
     "bound by a grammar": f" [ {F} , {G} ] ",
-    "arguments first": f'[{{"arguments": {ARGUMENTS}, "name": "f"}}, {G}]',
 }
 TEXTS = [
     "  ",
@@ -40,6 +39,7 @@ TEXTS = [
     '[{"name": 1}]',
     '{"name": "f"}',
     F.replace('"f"', '"h"'),
+    '{"arguments": {}, "name": "f"}',
     f" <tool_call>{F.replace('f', 'h')}</tool_call> so",
     "<tool_call>broken</tool_call>",
     "[TOOL_CALLS]f{",

@@ -119,7 +119,8 @@ class TemplateParser(AnswerParser):
                 if self._has_ended:
                     events += self._parser.finalize()[1]
                     self._parser = None
-            except ValueError:  # A call cannot be parsed, so the rest of the answer is text.
+            except (KeyError, ValueError):
+                # A call cannot be parsed, so the rest of the answer is text.
                 events, self._parser = [], None
                 yield {"content": call_text + text}
                 for rest in self._find():

@@ -23,35 +23,34 @@ from pydantic_core import from_json
 
 from tsx_runtime.worker.codecs.bodies import JsonObject
 
+# Quantifiers of spaces are possessive, so the time of a match is linear.
 _compile = partial(regex.compile, flags=regex.DOTALL)
 CALL_MARKERS = frozenset(
     {"<tool_call>", "</tool_call>", "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]", "<|python_tag|>"}
 )
+_SPACE = r"\s{0,4}"  # A long run of spaces is not held back.
 _MARKER = _compile(
-    r"\s*(?:(?P<end></tool_call>|</function>)|<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)"
+    rf"{_SPACE}(?:(?P<end></tool_call>|</function>)|<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)"
 )
 # A string whose escapes every decoder takes, so without those of surrogates.
-_ENCODED = r'"(?:[^"\\]|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
-_NAME = r'"name"\s*:\s*"(?P<name>[^"\\]{1,256})"'
-_LABELS = r'(?:"(?:type|id)"\s*:\s*"[^"]*"\s*,\s*)*'
-_ARGUMENTS = r'"(?:arguments|parameters)"\s*:\s*'
+_ENCODED = r'"(?:[^"\\]++|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
+_NAME = r'"name"\s*+:\s*+"(?P<name>[^"\\]{1,256})"'
+_LABELS = r'(?:"(?:type|id)"\s*+:\s*+"[^"]{0,99}"\s*+,\s*+){0,3}'
+_ARGUMENTS = r'"(?:arguments|parameters)"\s*+:\s*+'
 _JSON_CALL = (
-    rf"\{{\s*{_LABELS}(?:{_NAME}\s*,\s*{_LABELS}{_ARGUMENTS}(?:(?=\{{)|(?P<encoded>{_ENCODED}))"
-    rf'|{_ARGUMENTS}(?P<object>\{{(?:[^{{}}"]++|"(?:[^"\\]|\\.)*+"|(?&object))*+\}})\s*,\s*{_NAME})'
+    rf"\{{\s*+{_LABELS}{_NAME}\s*+,\s*+{_LABELS}{_ARGUMENTS}(?:(?=\{{)|(?P<encoded>{_ENCODED}))"
 )
 _XML_CALL = r"(?P<xml><function=)(?P<name>[^>]+)>"
-_NAMED_CALL = r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*(?=\{)"
-
-
-_UNMARKED_CALL = _compile(rf"\s*(?:\[?\s*{_JSON_CALL}|{_XML_CALL})")
-_MARKED_CALL = _compile(rf"\s*(?:\[?\s*{_JSON_CALL}|{_XML_CALL}|{_NAMED_CALL})")
-_NEXT_CALL = _compile(rf"[\s,;]*(?:{_JSON_CALL}|{_XML_CALL})")
-_CALL_END = _compile(r'\s*(?:,\s*"\w+"\s*:\s*(?:"[^"]*"|[\w.]+)\s*)*\}')
+_NAMED_CALL = r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*+(?=\{)"
+_UNMARKED_CALL = _compile(rf"\s*+(?:(?:\[\s*+)?{_JSON_CALL}|{_XML_CALL})")
+_MARKED_CALL = _compile(rf"\s*+(?:(?:\[\s*+)?{_JSON_CALL}|{_XML_CALL}|{_NAMED_CALL})")
+_NEXT_CALL = _compile(rf"[\s,;]*+(?:{_JSON_CALL}|{_XML_CALL})")
+_CALL_END = _compile(r'\s*+(?:,\s*+"\w+"\s*+:\s*+(?:"[^"]{0,99}"|[\w.]+)\s*+){0,3}\}')
 _BETWEEN_CALLS = " \t\r\n,;]}"  # characters that are no text if they follow a call
 _JSON_MARK = _compile(r'\\.?|[][{}"]')
-_PARAMETER = _compile(r"\s*<parameter=(?P<name>[^>]+)>(?:\n|(?=[^\n]))")
+_PARAMETER = _compile(r"\s*+<parameter=(?P<name>[^>]+)>(?:\n|(?=[^\n]))")
 _PARAMETER_END = _compile(r"\n?</parameter>")
-_FUNCTION_END = _compile(r"\s*</function>")
+_FUNCTION_END = _compile(r"\s*+</function>")
 _NEVER = _compile(r"(?!)")
 
 
@@ -124,7 +123,7 @@ class AnswerParser:
     def _parse(self) -> Iterator[JsonObject | None]:
         ignored = ""  # characters that are left out before the next text
         if self._tags is not None:
-            start, end = (_compile(rf"\s*{regex.escape(tag)}") for tag in self._tags)
+            start, end = (_compile(_SPACE + regex.escape(tag)) for tag in self._tags)
             yield from self._expect(start)
             self.is_reasoning = self.is_reasoning or self._match is not None
             if self.is_reasoning:
@@ -161,8 +160,6 @@ class AnswerParser:
                 yield from self._read_parameters(self._tools[head["name"]])
             elif encoded := head["encoded"]:
                 yield self._arguments_delta(json.loads(encoded, strict=False))
-            elif head["object"]:
-                yield self._arguments_delta(head["object"])
             else:
                 yield from self._read_object()
             yield from self._expect(_CALL_END)
