@@ -73,7 +73,7 @@ class Parameters(BodyObject, extra="allow"):
             self.seed,
             stop,
             bool(self.details),
-            grammar=self.grammar and self.grammar.grammar(),
+            grammar=None if self.grammar is None else self.grammar.grammar(),
             adapter=self.adapter,
         )
 
