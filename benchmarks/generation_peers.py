@@ -1,13 +1,14 @@
 """Text generation by tsx and `transformers serve`: tokens per second, time to the first token.
 
     python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden
-    256 --layers 4] [--leave 1000]
+    256 --layers 4] [--leave 1000] [--schema]
         [--device cuda --dtype bfloat16]
 
 Both serve the same small Llama on all cores, or on the same GPU, with OpenAI's chat completions as
 event streams, in turns. Prompts have 4 to 60 words, and responses 32 greedy tokens. Clients are
 connections of one process, which reads the events and records their times. `transformers serve`
-uses transformers' continuous batching. With --leave N, N clients of tsx then connect, read three
+uses transformers' continuous batching. With --schema, responses of tsx follow a JSON schema of long
+lists of numbers; `transformers serve` has no grammars. With --leave N, N clients of tsx then connect, read three
 tokens and leave, 50 at a time. Afterwards the cache must be free again, and the worker must not
 have grown.
 """
@@ -38,6 +39,7 @@ from tests.support.language_models import tiny_llama
 
 TOKENS = 32
 LEAVING_AT_ONCE = 50
+SCHEMA = {"type": "array", "items": {"type": "integer"}, "minItems": 2 * TOKENS}
 WORDS = [
     "the",
     "a",
@@ -69,6 +71,7 @@ class Peer(NamedTuple):
     name: str
     url: str
     model: str
+    has_schema: bool = False
 
 
 def body_of(peer: Peer, number: int) -> bytes:
@@ -81,6 +84,9 @@ def body_of(peer: Peer, number: int) -> bytes:
         "temperature": 0,
         "stream": True,
     }
+    if peer.has_schema:
+        schema = {"name": "numbers", "schema": SCHEMA}
+        request["response_format"] = {"type": "json_schema", "json_schema": schema}
     return json.dumps(request | {"stream_options": {"include_usage": True}}).encode()
 
 
@@ -217,6 +223,7 @@ async def main() -> None:
     parser.add_argument(
         "--leave", type=int, default=0, help="clients that leave after three tokens"
     )
+    parser.add_argument("--schema", action="store_true", help="a JSON schema for tsx")
     options = parser.parse_args()
     print(machine.describe())
     noise = machine.Noise()
@@ -238,7 +245,7 @@ async def main() -> None:
             tsx(directory, model, **settings) as server,
             transformers_serve(model, directory, options.device) as transformers_peer,
         ):
-            peers = [Peer("tsx", server.inference, "llama"), transformers_peer]
+            peers = [Peer("tsx", server.inference, "llama", options.schema), transformers_peer]
             for peer in peers:
                 await ready(peer)
             print(

@@ -357,7 +357,12 @@ def test_no_text_of_the_json_schema_test_suite_is_invalid(
     async def check(name: str, schema: Any, seed: int) -> None:
         try:
             text, reason = await write(
-                engine, "ab", schema_grammar(schema), seed=seed, logit_bias=ending_bias
+                engine,
+                "ab",
+                schema_grammar(schema),
+                max_tokens=60,
+                seed=seed,
+                logit_bias=ending_bias,
             )
         except InvalidInput as error:
             outcomes["refused"].append((name, str(error)))
@@ -372,10 +377,9 @@ def test_no_text_of_the_json_schema_test_suite_is_invalid(
         outcomes["valid" if is_valid else "invalid"].append((name, text))
 
     async def check_cases(some_cases: list[tuple[str, Any]]) -> None:
-        await asyncio.gather(*(check(*case, seed) for case in some_cases for seed in range(3)))
+        await asyncio.gather(*(check(*case, seed) for case in some_cases for seed in range(2)))
 
-    for begin in range(0, len(cases), 16):  # `run` has a timeout.
-        run(check_cases(cases[begin : begin + 16]))
-    print({outcome: len(names) for outcome, names in outcomes.items()})
+    for begin in range(0, len(cases), 8):  # `run` has a timeout.
+        run(check_cases(cases[begin : begin + 8]))
     assert outcomes["invalid"] == []
-    assert len(outcomes["valid"]) > 300
+    assert len(outcomes["valid"]) > 200

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +144,13 @@ def test_a_stop_string_ends_the_text_before_it(worker: Worker, expected: list[in
     assert answer["details"]["generated_tokens"] < 12
 
 
+def test_a_grammar_binds_the_text(worker: Worker) -> None:
+    grammar = {"type": "json", "value": {"enum": ["grün"]}}
+    assert ask(worker, grammar=grammar) == {"generated_text": '"grün"'}
+    grammar = {"type": "regex", "value": "[0-9]{3}z"}
+    assert re.fullmatch("[0-9]{3}z", ask(worker, grammar=grammar)["generated_text"])
+
+
 def test_a_chat_goes_through_the_template(worker: Worker) -> None:
     messages = [{"role": "user", "content": PROMPT}]
     assert ask(worker, messages) == ask(worker, f"<|user|>{PROMPT}<|end|><|assistant|>")
@@ -172,6 +180,7 @@ def test_an_adapter_is_chosen_by_request_and_has_its_own_metrics(worker: Worker)
         ("a", {"do_sample": "yes"}, "'parameters.do_sample' is \"yes\""),
         ("a", {"repetition_penalty": 1.2}, "repetition_penalty is not supported"),
         ("a", {"stop": [""]}, "'parameters.stop[0]' is"),
+        ("a", {"grammar": {"type": "regex", "value": "("}}, "The grammar (regex) cannot be used"),
         ("a", {"adapter": "nobody"}, "no adapter 'nobody'. It has polite, terse."),
         ("a", [1], "parameters"),
         ([1, 2], {}, "inputs must be a text"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -35,6 +36,7 @@ JSON_OPTIONS = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 # With llguidance's own limits, one step of a hostile regular expression takes ten seconds.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, MAX_LEXER_STATES = 200_000, 10_000, 20_000
 MAX_PATH_COMPILATIONS = 200
+INLINE_CORES = 2  # With so few cores, other threads take longer than they save.
 
 
 class GrammarCompiler:
@@ -123,12 +125,13 @@ def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tens
     At the end of a grammar, and after an error, these are the end tokens.
     """
     words = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
-    _executor().unsafe_compute_mask_ptr(
-        [(matcher, index) for index, matcher in enumerate(matchers)],
-        words.ctypes.data,
-        words.itemsize * words.shape[1],
-        len(matchers),
-    )
+    address, row_bytes = words.ctypes.data, words.itemsize * words.shape[1]
+    if (os.cpu_count() or 1) <= INLINE_CORES:
+        for index, matcher in enumerate(matchers):
+            matcher.unsafe_compute_mask_ptr(address + index * row_bytes, row_bytes)
+    else:
+        rows = [(matcher, index) for index, matcher in enumerate(matchers)]
+        _executor().unsafe_compute_mask_ptr(rows, address, row_bytes, len(rows))
     bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(bits).bool()
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
 from tsx_runtime.features.generation.worker import spans
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
+    Grammar,
     Prompt,
     Sampling,
     TextPiece,
@@ -31,12 +32,25 @@ from tsx_runtime.worker.exceptions import InvalidInput
 from tsx_runtime.worker.handler_api.context import Context
 
 
+class GrammarParameter(BodyObject):
+    """A grammar in the format of text-generation-inference."""
+
+    type: Literal["json", "regex"]
+    value: Any
+
+    def grammar(self) -> Grammar:
+        if self.type == "regex" and isinstance(self.value, str):
+            return Grammar("regex", self.value)
+        return Grammar("json_schema", json.dumps(self.value))
+
+
 class Parameters(BodyObject, extra="allow"):
     """The `parameters` of a request."""
 
     adapter: str | None = None
     details: bool | None = None
     do_sample: bool | None = None
+    grammar: GrammarParameter | None = None
     max_new_tokens: TokenCount = None
     return_full_text: bool | None = None
     seed: Seed = None
@@ -60,6 +74,7 @@ class Parameters(BodyObject, extra="allow"):
             self.seed,
             stop,
             bool(self.details),
+            grammar=None if self.grammar is None else self.grammar.grammar(),
             adapter=self.adapter,
         )
 
