@@ -14,8 +14,10 @@ from tsx_archiver.metadata.huggingface import (
     MANIFEST_KEY,
     weights_size,
 )
+from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.models.plan import HandlerDefaults, RegisterOrder
 from tsx_runtime.core.registry.downloads import Downloads
+from tsx_runtime.core.scheduling.strategies import EntryPoint
 from tsx_runtime.errors import BadRequest
 from tsx_runtime.feature import Feature
 from tsx_runtime.features.huggingface.hub import Progress, check_allowed, open_hub, parse_hub
@@ -51,6 +53,12 @@ class HuggingFaceFeature(Feature):
         return HandlerDefaults(
             limits, task_workers(weights_size(archive.directory), cores), package=PACKAGE
         )
+
+    def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
+        # Requests take the usual way; their prompts share a cache only within a tenant.
+        if version.handler == GENERATION_HANDLER:
+            self.registry.hidden_headers.separate_tenants(version.name)
+        return None
 
     def handler_properties(self, model: str) -> Mapping[str, Any]:
         return {"trust_remote_code": model in self.named_models}

@@ -42,6 +42,7 @@ from tsx_runtime.features.generation.worker.interface import (
     Tokens,
 )
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
+from tsx_runtime.features.generation.worker.prompt_cache import PromptCache, sequence_name
 from tsx_runtime.features.generation.worker.sampler import (
     Sampler,
     SamplingRunner,
@@ -124,7 +125,7 @@ class TransformersEngine:
     ) -> AsyncGenerator[Tokens, None]:
         engine = self._engines[sampling.adapter]
         engine.admit(len(prompt))
-        return engine.generate(prompt, sampling)
+        return engine.generate(prompt, sampling, media)
 
     def stats(self) -> EngineStats:
         running, waiting, cache_use = zip(
@@ -171,6 +172,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.cancel: Callable[[str], None] = lambda name: None  # The engine replaces this function.
         self._loop = loop
         self.sampler = sampler
+        self.cached_tokens: dict[str, int] = {}  # The engine replaces this dict by its cache's.
         self._end_tokens = frozenset(end_tokens)
 
     # These methods run on the thread of steps.
@@ -179,9 +181,15 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        self.call(
-            self._deliver_to_streams, [(output, self._take_logprobs(output)) for output in outputs]
-        )
+        items = [
+            (
+                output,
+                self._take_logprobs(output),
+                self.cached_tokens.pop(output.request_id, 0),
+            )
+            for output in outputs
+        ]
+        self.call(self._deliver_to_streams, items)
 
     def _take_logprobs(self, output: Any) -> TokenLogprob | None:
         tokens = output.generated_tokens
@@ -220,8 +228,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
-        for output, logprobs in outputs:
+    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None, int]]) -> None:
+        for output, logprobs, cached_tokens in outputs:
             name = output.request_id
             stream = self.streams.get(name)
             # The reader has closed its stream, but the sequence still runs. This happens if the
@@ -248,6 +256,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                     new_tokens,
                     reason if is_finished else None,
                     () if logprobs is None else [logprobs],
+                    cached_tokens,
                 )
             )
             if is_finished:
@@ -275,13 +284,16 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transforme
             state.status = RequestStatus.FINISHED
         if cancelled_names and self.router is not None:
             self.router.sampler.forget(cancelled_names)
+            for name in cancelled_names:
+                self.router.cached_tokens.pop(name, None)
             self.router.call(self.router.close, cancelled_names)
         return states
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-# A batch processor creates its runner by this name, and has no argument for another class.
+# A manager creates its runner and its cache by these names, and has no argument for others.
 continuous_api.ModelRunner = SamplingRunner
+continuous_api.PagedAttentionCache = PromptCache
 
 
 class AdapterEngine:
@@ -312,7 +324,7 @@ class AdapterEngine:
         self._manager.logit_processor = self.sampler = Sampler(
             list(self._manager.logit_processor.logits_processor)
         )
-        self._names = map(str, itertools.count())
+        self._numbers = itertools.count()
         self._death_error: EngineDied | None = None
 
     async def start(self) -> None:
@@ -345,6 +357,7 @@ class AdapterEngine:
         self._sequences = processor.scheduler.max_requests_per_batch
         self.cache_tokens = infer_max_single_request_tokens(self._cache)
         processor.scheduler.router = self._router
+        self._router.cached_tokens = self._cache.cached_tokens
 
     def _run(self) -> None:
         """Run steps until the engine ends.
@@ -389,7 +402,7 @@ class AdapterEngine:
             )
 
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
     ) -> AsyncGenerator[Tokens, None]:
         """Continue a prompt.
 
@@ -398,7 +411,10 @@ class AdapterEngine:
         """
         if self._death_error is not None:
             raise self._death_error
-        name = next(self._names)
+        digest = media.digest if media else b""
+        name = sequence_name(
+            next(self._numbers), sampling.cache_salt.encode("utf-8", "surrogatepass"), digest
+        )
         stream = self._router.open(name, len(prompt))
         self._manager.add_request(
             list(prompt),
