@@ -55,13 +55,15 @@ def engine(llama: Path, run: Run) -> Any:
 def test_a_common_beginning_is_found_and_does_not_change_the_answer(
     engine: TransformersEngine, run: Run, llama: Path
 ) -> None:
-    text, page_count = PREFIX + TEXTS[0], len(ids(PREFIX)) // PAGE
+    text, other_text = PREFIX + TEXTS[0], PREFIX + TEXTS[1]
+    pairs = enumerate(zip(ids(text), ids(other_text), strict=False))
+    common = next(index for index, (first, second) in pairs if first != second)
     tokens, logprobs, cached = run(answer(engine, text, with_logprobs()))
     assert (tokens, cached) == (generate(model_of(llama), text, greedy(8)), 0)
     again = run(answer(engine, text, with_logprobs()))
     assert (again[0], again[2]) == (tokens, (len(ids(text)) - 1) // PAGE * PAGE)
     assert again[1] == pytest.approx(logprobs, abs=1e-4)
-    assert run(answer(engine, PREFIX + TEXTS[1], greedy(1)))[2] == page_count * PAGE
+    assert run(answer(engine, other_text, greedy(1)))[2] == common // PAGE * PAGE > 0
     assert run(answer(engine, f"x{PREFIX}", greedy(1)))[2] == 0
 
 
@@ -115,9 +117,9 @@ def test_sequences_that_lose_their_cache_and_share_a_beginning_stay_correct(
     llama: Path, run: Run
 ) -> None:
     model = model_of(llama)
-    with started(run, llama, max_sequences=4, cache_memory=400_000) as engine:
+    with started(run, llama, max_sequences=3, cache_memory=300_000) as engine:
         scheduler = engine._engines[None]._manager.batch_processor.scheduler
-        texts = [PREFIX + text for text in TEXTS[:3]] + [PREFIX]
+        texts = [PREFIX[:40] + text for text in TEXTS[:3]]
         requests = [(text, engine.context_length - len(ids(text))) for text in texts]
 
         async def together() -> tuple[list[list[int]], int]:
@@ -139,9 +141,9 @@ def test_a_full_cache_forgets_the_prompts_that_were_used_longest_ago(llama: Path
         cache = engine._engines[None]._cache
         evictions = 0
         for number in range(40):
-            assert run(answer(engine, PREFIX, greedy(1)))[2] or number == 0
+            assert run(answer(engine, PREFIX, greedy(2)))[2] or number == 0
             free = cache.compute_free_capacity()
-            run(answer(engine, f"{number:04} {TEXTS[3]}", greedy(1)))
+            run(answer(engine, f"{number:04} {TEXTS[3]}", greedy(2)))
             evictions += cache.compute_free_capacity() > free
         assert evictions > 2
         assert cache.evict_cached_blocks()

@@ -358,6 +358,7 @@ class AdapterEngine:
         self.cache_tokens = infer_max_single_request_tokens(self._cache)
         processor.scheduler.router = self._router
         self._router.cached_tokens = self._cache.cached_tokens
+        self._router.cached_tokens.clear()
 
     def _run(self) -> None:
         """Run steps until the engine ends.
