@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -109,6 +110,30 @@ def test_adapters_do_not_use_each_others_cache(
     assert all(cached for _, _, cached in again)
     assert [tokens for tokens, *_ in again] == [tokens for tokens, *_ in first]
     assert first[0][0] != first[1][0] != first[2][0] != first[0][0]
+
+
+@pytest.mark.nightly
+def test_sequences_that_lose_their_cache_and_share_a_beginning_stay_correct(
+    llama: Path, run: Run
+) -> None:
+    model = model_of(llama)
+    with started(run, llama, max_sequences=3, cache_memory=300_000) as engine:
+        scheduler = engine._engines[None]._manager.batch_processor.scheduler
+        texts = [PREFIX[:40] + text for text in TEXTS[:3]]
+        requests = [(text, engine.context_length - len(ids(text))) for text in texts]
+
+        async def together() -> tuple[list[list[int]], int]:
+            tasks = [asyncio.create_task(answer(engine, text, greedy(n))) for text, n in requests]
+            lost: set[str] = set()
+            while not all(task.done() for task in tasks):
+                waiting = [*scheduler.waiting_requests.values()]
+                lost |= {state.request_id for state in waiting if state._true_initial_tokens}
+                await asyncio.sleep(0)
+            return [task.result()[0] for task in tasks], len(lost)
+
+        answers, lost = run(together())
+    assert lost
+    assert answers == [generate(model, text, greedy(n)) for text, n in requests]
 
 
 def test_a_full_cache_forgets_the_prompts_that_were_used_longest_ago(llama: Path, run: Run) -> None:

@@ -244,7 +244,9 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                 )
                 continue
             new_tokens = output.generated_tokens[stream.token_count :]
-            if not stream.token_count:
+            if stream.token_count:
+                cached_tokens = 0  # A sequence that has lost its cache may find its own blocks.
+            else:
                 self._stop_waiting(stream)
             stream.token_count += len(new_tokens)
             is_finished = output.status is RequestStatus.FINISHED
