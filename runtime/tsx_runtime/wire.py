@@ -96,6 +96,9 @@ OPENAI_META = b"\r\n%b: %b\r\n" % OPENAI_HEADER
 SPAN_HEADER = "x-tsx-span"
 # The position of a workflow's node: first, inner or last. No client can send this name.
 NODE_HEADER = b":workflow-node"
+# The server adds it to requests of models that generate text. Its value is the same for requests
+# with the same credentials, and tells nothing else about them. No client can send this name.
+TENANT_HEADER = b":tenant-key"
 # The headers of requests to stateful models.
 SEQUENCE_HEADERS = SEQUENCE_ID, SEQUENCE_START, SEQUENCE_END = (
     "ts_request_sequence_id",

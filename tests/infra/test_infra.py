@@ -54,7 +54,9 @@ SERVICES = COMPOSE["services"]
 GENERATION = dict.fromkeys(
     ["time_to_first_token_seconds", "time_per_output_token_seconds"], "histogram"
 )
-GENERATION |= dict.fromkeys(["prompt_tokens_total", "tokens_total"], "counter")
+GENERATION |= dict.fromkeys(
+    ["prompt_tokens_total", "cached_tokens_total", "tokens_total"], "counter"
+)
 GENERATION |= dict.fromkeys(["running_sequences", "waiting_sequences", "cache_use_ratio"], "gauge")
 PROMETHEUS_LABELS = {"instance", "job"}  # labels that Prometheus itself adds
 

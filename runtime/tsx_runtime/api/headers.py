@@ -6,12 +6,13 @@ import itertools
 import re
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
 from typing import TypeAlias
 
+from tsx_runtime.core.hidden_credentials import tenant_header
 from tsx_runtime.errors import BadRequest, PredictionFailed
-from tsx_runtime.wire import SPAN_HEADER
+from tsx_runtime.wire import SPAN_HEADER, TENANT_HEADER
 
 _process_uuid = str(uuid.uuid4())
 _PROCESS_PART = _process_uuid[:24].encode()
@@ -61,10 +62,14 @@ def check_distinct(headers: Iterable[Pair]) -> None:
         )
 
 
-def shown_headers(headers: Iterable[Pair], hidden_names: Collection[bytes]) -> list[Pair]:
-    """Return the headers without `hidden_names`, whether spelled with "_" or "-"."""
+def shown_headers(headers: Sequence[Pair], hidden_names: Collection[bytes]) -> list[Pair]:
+    """Return the headers without `hidden_names`, whether spelled with "_" or "-".
+
+    If these have `TENANT_HEADER`, the server's own header of this name is added.
+    """
     hidden = {name.replace(b"_", b"-") for name in hidden_names}
-    return [pair for pair in headers if not _is_hidden(pair[0].lower(), hidden)]
+    shown = [pair for pair in headers if not _is_hidden(pair[0].lower(), hidden)]
+    return [*shown, tenant_header(headers)] if TENANT_HEADER in hidden else shown
 
 
 def _is_hidden(name: bytes, hidden: Collection[bytes]) -> bool:

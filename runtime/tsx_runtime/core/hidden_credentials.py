@@ -7,14 +7,17 @@ archive cannot add exceptions.
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from hashlib import blake2b
 from multiprocessing import util
 from subprocess import Popen
 from typing import Any
 
 from tsx_runtime.settings.schema import SECRETS, Settings
+from tsx_runtime.wire import TENANT_HEADER
 
 CREDENTIAL_HEADERS = ("authorization", "proxy-authorization", "cookie")
 # Other headers that identify a user; every handler sees them.
@@ -23,6 +26,8 @@ USER_HEADERS = (
     *("x-goog-api-key", "x-forwarded-access-token", "x-forwarded-user", "x-forwarded-email"),
     *("x-auth-request-user", "x-remote-user"),
 )
+_IDENTIFYING_HEADERS = frozenset(map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS)))
+_TENANT_SECRET = secrets.token_bytes()
 # Patterns in `pass_env` never match these names; they must be written in full.
 SERVER_SECRETS = tuple(
     sorted(f"{prefix}{name.upper()}" for name in SECRETS for prefix in ("TSX_", "TS_"))
@@ -115,6 +120,24 @@ class HiddenHeaders:
 
     def for_model(self, model: str) -> frozenset[bytes]:
         return self._by_model.get(model, self._default)
+
+    def separate_tenants(self, model: str) -> None:
+        """Let a model see `TENANT_HEADER`, by which `shown_headers` replaces the credentials."""
+        self._by_model[model] = self.for_model(model) | {TENANT_HEADER}
+
+
+def tenant_header(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:
+    """Return the header that is equal for requests with equal credentials, or with none.
+
+    A request that was stored has the header already.
+    """
+    digest = blake2b(digest_size=16, key=_TENANT_SECRET)
+    for name, value in sorted((name.lower(), value) for name, value in headers):
+        if name == TENANT_HEADER:
+            return name, value
+        if name in _IDENTIFYING_HEADERS:
+            digest.update(b"%b:%d:%b" % (name, len(value), value))
+    return TENANT_HEADER, digest.hexdigest().encode()
 
 
 @contextmanager

@@ -16,9 +16,11 @@ import pytest
 
 from tests.support.models import make_model
 from tests.support.servers import FREE_PORTS, environment_of, serving
+from tsx_runtime.api.headers import shown_headers
 from tsx_runtime.core.hidden_credentials import (
     CREDENTIALS,
     SERVER_SECRETS,
+    HiddenHeaders,
     hidden_from_children,
     hidden_variables,
     passed_variables,
@@ -27,6 +29,7 @@ from tsx_runtime.core.workers.launch import Launch
 from tsx_runtime.core.workers.subprocesses import start_program
 from tsx_runtime.metrics.host import System
 from tsx_runtime.settings.schema import SECRETS, Settings
+from tsx_runtime.wire import TENANT_HEADER
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -165,3 +168,23 @@ def test_every_secret_setting_is_a_server_secret() -> None:
 def test_the_documentation_lists_the_hidden_variables() -> None:
     page = (Path(__file__).parents[3] / "docs" / "guides" / "security.md").read_text()
     assert [pattern for pattern in CREDENTIALS if f"`{pattern}`" not in page] == []
+
+
+def test_the_tenant_header_tells_credentials_apart_without_showing_them() -> None:
+    hidden_headers = HiddenHeaders(Settings())
+    hidden_headers.separate_tenants("writer")
+    names = hidden_headers.for_model("writer")
+
+    def tenant(*headers: tuple[bytes, bytes]) -> bytes:
+        shown = shown_headers(headers, names)
+        assert not {name for name, _ in shown} & {b"Authorization", b"cookie"}
+        ((_, value),) = [pair for pair in shown if pair[0] == TENANT_HEADER]
+        assert shown_headers(shown, names) == shown  # as for a stored request
+        return value
+
+    ann, bob = (b"Authorization", b"Bearer ann"), (b"authorization", b"Bearer bob")
+    values = [tenant(), tenant(ann), tenant(bob), tenant(bob, (b"X-Api-Key", b"1"))]
+    assert len(set(values)) == 4
+    assert tenant((b"accept", b"*/*")) == values[0]
+    assert tenant((b"accept", b"*/*"), (ann[0].lower(), ann[1])) == values[1]
+    assert shown_headers([ann], hidden_headers.for_model("other")) == []

@@ -50,10 +50,6 @@ class HuggingFaceFeature(Feature):
 
             routes.add_routes(app, self._adapters)
 
-    def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        self._adapters.restore(version)
-        return None
-
     @asynccontextmanager
     async def loading(self, version: ModelVersion, worker: Worker) -> AsyncIterator[None]:
         yield
@@ -85,6 +81,13 @@ class HuggingFaceFeature(Feature):
         return HandlerDefaults(
             limits, task_workers(weights_size(archive.directory), cores), package=PACKAGE
         )
+
+    def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
+        self._adapters.restore(version)
+        # Requests take the usual way; their prompts share a cache only within a tenant.
+        if version.handler == GENERATION_HANDLER:
+            self.registry.hidden_headers.separate_tenants(version.name)
+        return None
 
     def handler_properties(self, model: str) -> Mapping[str, Any]:
         return {"trust_remote_code": model in self.named_models}

@@ -31,6 +31,7 @@ from tsx_runtime.features.workflows.node import WorkflowRequest
 from tsx_runtime.features.workflows.schedule import Output
 from tsx_runtime.http.routes import openapi
 from tsx_runtime.metrics.response_counts import ResponseCounts
+from tsx_runtime.wire import TENANT_HEADER
 
 PREFIX = "/wfpredict/"
 
@@ -82,7 +83,7 @@ class WorkflowPredictions:
         self.workflows.find(name)  # This refuses an unknown workflow before the body is read.
         body = await read_body(scope, receive, self.limit)
         hidden_names = self.workflows.registry.hidden_headers.for_model(name)
-        headers = shown_headers(cased_headers(scope), hidden_names)
+        headers = shown_headers(cased_headers(scope), hidden_names | {TENANT_HEADER})
         request = WorkflowRequest(
             request_id.decode(), headers, body, deadline(start_time, 0.0, timeout_ms), priority
         )

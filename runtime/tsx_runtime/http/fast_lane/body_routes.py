@@ -6,10 +6,11 @@ The model is looked up once the body is complete.
 from __future__ import annotations
 
 from tsx_runtime.api.urls import Target, resolve, with_model
+from tsx_runtime.core.hidden_credentials import tenant_header
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.job import Headers, Job
 from tsx_runtime.errors import TsxError
-from tsx_runtime.wire import header_block
+from tsx_runtime.wire import TENANT_HEADER, header_block
 
 
 class BodyRoute:
@@ -38,10 +39,11 @@ class BodyRoute:
             return
         job.destination = route
         # `meta` was built for an unknown model. This adds the headers that only this model may see.
-        if visible_names := registry.hidden_headers.for_model(
-            self.name
-        ) - registry.hidden_headers.for_model(route.name):
+        hidden_names = registry.hidden_headers.for_model(route.name)
+        if visible_names := registry.hidden_headers.for_model(self.name) - hidden_names:
             job.meta += header_block(pair for pair in headers if pair[0] in visible_names)
+        if TENANT_HEADER in hidden_names:
+            job.meta += header_block([tenant_header(headers)])
         if route.client_timeout:
             expires_at = job.arrived + route.client_timeout
             job.deadline = expires_at if job.deadline is None else min(expires_at, job.deadline)

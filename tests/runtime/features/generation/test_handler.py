@@ -162,6 +162,7 @@ def test_an_adapter_is_chosen_by_request_and_has_its_own_metrics(worker: Worker)
     metrics = metrics_of(worker)
     assert metrics["tokens_total"]["value"] == 12
     assert metrics["prompt_tokens_total"]["value"] == 11
+    assert metrics["cached_tokens_total"]["value"] == 0
     assert metrics["tokens_total"]["dimensions"]["adapter"] == "terse"
     assert metrics["time_to_first_token_seconds"]["type"] == "histogram"
     assert 0 < metrics["time_per_output_token_seconds"]["value"] < 60

@@ -21,9 +21,11 @@ from tsx_runtime.features.generation.worker.sampler import (
     NextToken,
     PenalizedSequence,
     Sampler,
+    draw_tokens,
     fold_seed,
     gumbel_noise,
     sampling_arguments,
+    smallest_kept,
 )
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
@@ -243,3 +245,62 @@ def test_large_seeds_remain_different() -> None:
     seeds = [0, 1, -1, 1 << 31, 1 << 40, (1 << 63) - 1, -(1 << 63), 12345678901]
     assert len({fold_seed(seed) for seed in seeds}) == len(seeds)
     assert all(0 <= fold_seed(seed) < 1 << 31 for seed in seeds)
+
+
+def draw_from_sorted(scores: torch.Tensor, row: NextToken) -> int:
+    """Draw by a stable sort of the whole vocabulary."""
+    arguments = row.arguments
+    scores, tokens = (scores / arguments["temperature"]).sort(descending=True, stable=True)
+    probabilities = scores.softmax(-1)
+    scores[probabilities.cumsum(-1) - probabilities >= arguments["top_p"]] = -torch.inf
+    seed, position = torch.tensor([[arguments["seed"]]]), torch.tensor([[row.position]])
+    return int(tokens[(scores + gumbel_noise(seed, position, tokens[None])[0]).argmax()])
+
+
+@pytest.mark.parametrize("vocabulary", [6, 700, 5000])
+@pytest.mark.parametrize(
+    "scores_of",
+    [
+        pytest.param(lambda noise: noise * 6, id="peaked"),
+        pytest.param(lambda noise: noise, id="broad"),
+        pytest.param(lambda noise: (noise * 3).round(), id="ties"),
+        pytest.param(lambda noise: (noise > 1) * 5.0, id="two values"),
+        pytest.param(lambda noise: noise * 0, id="flat"),
+        pytest.param(lambda noise: noise.masked_fill(noise > 0, -torch.inf), id="masked"),
+    ],
+)
+def test_top_p_draws_as_from_the_sorted_vocabulary(vocabulary: int, scores_of: Any) -> None:
+    torch.manual_seed(vocabulary)
+    scores = scores_of(torch.randn(24, vocabulary))
+    rows = [
+        NextToken(
+            str(index),
+            index,
+            sampling_arguments(
+                Sampling(temperature=(0.7, 1.5)[index % 2], top_p=(0.11, 0.53, 0.977)[index % 3]),
+                index,
+            ),
+            None,
+        )
+        for index in range(len(scores))
+    ]
+    expected = [draw_from_sorted(*pair) for pair in zip(scores, rows, strict=True)]
+    assert draw_tokens(scores, rows).tolist() == expected
+
+
+@given(st.integers(0, 10_000), st.floats(0, 8), st.floats(1e-6, 0.999))
+def test_the_search_by_bits_finds_the_smallest_probability_of_top_p(
+    seed: int, spread: float, top_p: float
+) -> None:
+    torch.manual_seed(seed)
+    # In halves of powers of two, sums are exact, whatever their order is.
+    powers = (torch.randint(0, 12, (3, 50)) * -spread).round().clamp(-20)
+    probabilities = 2.0 ** (powers - 8)
+    sorted_values = probabilities.sort(descending=True).values
+    is_kept = sorted_values.cumsum(-1) - sorted_values < top_p
+    expected = torch.where(
+        probabilities.sum(-1, keepdim=True) < top_p,
+        0.0,
+        sorted_values.masked_fill(~is_kept, 1).amin(-1, keepdim=True),
+    )
+    assert torch.equal(smallest_kept(probabilities, torch.full((3, 1), top_p)), expected)

@@ -79,9 +79,10 @@ class FakeLLM:
                 reason = None if index < len(ids) - 1 else "stop"
                 logprobs = None if params.named["logprobs"] is None else [likely]
                 yield SimpleNamespace(
+                    num_cached_tokens=len(prompt["cache_salt"]),
                     outputs=[
                         SimpleNamespace(token_ids=[id], finish_reason=reason, logprobs=logprobs)
-                    ]
+                    ],
                 )
         except GeneratorExit:
             self.aborted.append(request_id)
@@ -156,7 +157,14 @@ def test_tokens_and_logprobs_come_from_vllm(run: Run, engine_class: Any) -> None
     )
     assert engine.context_length == 512
     sampling = Sampling(
-        max_tokens=5, temperature=0.7, top_p=0.9, top_k=3, seed=1, logprobs=True, top_logprobs=1
+        max_tokens=5,
+        temperature=0.7,
+        top_p=0.9,
+        top_k=3,
+        seed=1,
+        logprobs=True,
+        top_logprobs=1,
+        cache_salt="a salt",
     )
     answer = run(collect(engine, [3, 4], sampling))
     assert [(tokens.token_ids, tokens.finish_reason) for tokens in answer] == [
@@ -164,6 +172,7 @@ def test_tokens_and_logprobs_come_from_vllm(run: Run, engine_class: Any) -> None
         ([4], None),
         ([0], "stop"),
     ]
+    assert [tokens.cached_tokens for tokens in answer] == [6, 0, 0]
     assert answer[0].logprobs == [TokenLogprob(3, -0.5, [(7, -0.25)])]
     params, lora = FakeLLM.instance.calls[-1]
     assert lora is None

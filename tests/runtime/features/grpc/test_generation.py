@@ -102,6 +102,31 @@ def test_clients_that_leave_free_the_kv_cache(server: Running, http: httpx.Clien
     assert sum(samples(server, "tsx_generation_time_to_first_token_seconds_count").values()) > 10
 
 
+def test_only_clients_with_equal_credentials_share_the_beginnings_of_prompts(
+    server: Running, http: httpx.Client
+) -> None:
+    """Send one prompt over both lanes, and by OpenAI's API, whose bodies name the model."""
+
+    def cached_tokens(user: str | None, lane: str = "fast") -> int:
+        before = sum(samples(server, "tsx_generation_cached_tokens_total").values())
+        path, body = "/predictions/zen", REQUEST | {"inputs": TEXT[2:60]}
+        if lane == "openai":
+            path, body = "/v1/completions", {"model": "zen", "prompt": TEXT[2:60], "max_tokens": 2}
+        content = json.dumps(body).encode()
+        answer = http.post(
+            path,
+            content=iter([content]) if lane == "framework" else content,
+            headers={"authorization": f"Bearer {user}"} if user else {},
+        )
+        assert answer.status_code == 200
+        return int(sum(samples(server, "tsx_generation_cached_tokens_total").values()) - before)
+
+    assert [cached_tokens(user) for user in (None, "ann", "bob")] == [0, 0, 0]
+    assert [cached_tokens(user) for user in (None, "ann", "bob")] == [48, 48, 48]
+    assert [cached_tokens("ann", lane) for lane in ("framework", "openai")] == [48, 48]
+    assert [cached_tokens("eve", lane) for lane in ("openai", "framework", "fast")] == [0, 48, 48]
+
+
 def test_requests_waiting_in_the_engine_are_reported_as_a_metric(
     server: Running, http: httpx.Client, until: Callable[[Callable[[], object]], None]
 ) -> None:

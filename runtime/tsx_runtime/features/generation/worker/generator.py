@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -63,6 +64,7 @@ class TextGenerator:
         self._defaults = defaults
         self._vocabulary = vocabulary
         self._metrics = metrics
+        self._tenant = ""
         # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
         backend = getattr(tokenizer, "backend_tokenizer", None)
         added_tokens = {} if backend is None else backend.get_added_tokens_decoder()
@@ -90,6 +92,12 @@ class TextGenerator:
             self._engine.remove_adapter(name)
         else:
             await self._engine.add_adapter(name, Path(directory))
+
+    def for_tenant(self, tenant: str) -> TextGenerator:
+        """Return this generator for the requests of a tenant, who shares no cache with others."""
+        generator = copy.copy(self)
+        generator._tenant = tenant
+        return generator
 
     def encode(self, text: str, **options: Any) -> list[int]:
         """Return the tokens of a text.
@@ -216,7 +224,10 @@ class TextGenerator:
                     f"{field} holds token ids that this model does not have: they are 0 to"
                     f" {self._vocabulary - 1}."
                 )
-        sampling = apply_defaults(sampling, self._defaults, remaining_tokens)
+        sampling = replace(
+            apply_defaults(sampling, self._defaults, remaining_tokens),
+            cache_salt=f"{self._tenant} {sampling.cache_salt}",
+        )
         return self._pieces(self._engine.generate(prompt, sampling, media), prompt, sampling)
 
     async def _pieces(
@@ -230,7 +241,7 @@ class TextGenerator:
         try:
             async with aclosing(token_stream):
                 async for ids, finish_reason, logprobs, cached_tokens in token_stream:
-                    timing.record(len(ids))
+                    timing.record(len(ids), cached_tokens)
                     if timing.last_token_at > self._metrics.engine_reported_at + ENGINE_INTERVAL_S:
                         self._metrics.report_engine(self._engine.stats())
                     # The last token only marks the end, so its text is left out.

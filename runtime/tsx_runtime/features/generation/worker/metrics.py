@@ -13,8 +13,9 @@ from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTyp
 
 TIME_TO_FIRST_TOKEN = "tsx_generation_time_to_first_token_seconds"
 TIME_PER_TOKEN = "tsx_generation_time_per_output_token_seconds"
-PROMPT_TOKENS, GENERATED_TOKENS = (
+PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS = (
     "tsx_generation_prompt_tokens_total",
+    "tsx_generation_cached_tokens_total",
     "tsx_generation_tokens_total",
 )
 RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_USE = (
@@ -32,9 +33,10 @@ class TokenTimes:
     def __init__(self) -> None:
         self.started_at = time.monotonic()
         self.first_token_at = self.last_token_at = 0.0
-        self.tokens = self.first_tokens = 0
+        self.tokens = self.first_tokens = self.cached_tokens = 0
 
-    def record(self, tokens: int) -> None:
+    def record(self, tokens: int, cached_tokens: int = 0) -> None:
+        self.cached_tokens += cached_tokens
         self.last_token_at = time.monotonic()
         self.tokens += tokens
         if not self.first_token_at:
@@ -65,6 +67,7 @@ class GenerationMetrics:
             seconds[TIME_PER_TOKEN] = (timing.last_token_at - timing.first_token_at) / later_tokens
         if timing.tokens:
             self._metrics.add_counter(PROMPT_TOKENS, prompt, dimensions=labels)
+            self._metrics.add_counter(CACHED_TOKENS, timing.cached_tokens, dimensions=labels)
             self._metrics.add_counter(GENERATED_TOKENS, timing.tokens, dimensions=labels)
         for name, value in seconds.items():
             self._metrics.add_time(name, value, None, "s", labels, MetricTypes.HISTOGRAM)

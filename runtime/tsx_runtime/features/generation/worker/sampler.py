@@ -43,6 +43,8 @@ SPLITMIX_FACTORS = tuple(
     factor - (1 << 64) for factor in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )
 RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in fp32.
+HEAD_TOKENS = 1024  # On a CPU, top-p first looks at this number of the most likely tokens.
+PROBABILITY_BITS = 30  # No probability has a higher bit in fp32, where 1 is 0x3F800000.
 # The arguments for requests of transformers itself, which it uses to warm up.
 GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None, "grammar": None}
 
@@ -343,8 +345,22 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
 def draw_tokens(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
     """Draw a token for each sequence; the result has the shape (sequences,), int64.
 
-    Scores have the shape (sequences, vocabulary), before temperature.
+    Scores have the shape (sequences, vocabulary), before temperature. Sequences are drawn together
+    with those that have the same kinds of limits, so that none sorts more tokens than it needs.
     """
+    row_indexes = defaultdict(list)
+    for index, row in enumerate(rows):
+        has_top_k = 0 < row.arguments["top_k"] < scores.shape[-1]
+        row_indexes[has_top_k, row.arguments["top_p"] < 1].append(index)
+    drawn_tokens = torch.empty(len(rows), dtype=torch.int64, device=scores.device)
+    for indexes in row_indexes.values():
+        group = _to_device(scores, indexes, torch.int64)
+        drawn_tokens[group] = _draw_alike(scores[group], [rows[index] for index in indexes])
+    return drawn_tokens
+
+
+def _draw_alike(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
+    """Draw the tokens of sequences that all have a top-k or none, and a top-p or none."""
     arguments = [row.arguments for row in rows]
     vocabulary_size = scores.shape[-1]
     top_k_limits = [
@@ -354,23 +370,63 @@ def draw_tokens(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor
         scores, [[max(values["temperature"], 1e-6)] for values in arguments], torch.float32
     )
     tokens = torch.arange(vocabulary_size, device=scores.device).expand_as(scores)
-    if min(top_k_limits) < vocabulary_size or any(values["top_p"] < 1 for values in arguments):
+    top_p = _to_device(scores, [[values["top_p"]] for values in arguments], torch.float32)
+    if min(top_k_limits) < vocabulary_size:
         scores, tokens = scores.topk(max(top_k_limits), dim=-1)
         row_limits = _to_device(scores, [[number] for number in top_k_limits], torch.int64)
         scores = scores.masked_fill(
             torch.arange(scores.shape[-1], device=scores.device) >= row_limits, -torch.inf
         )
         probabilities = scores.softmax(-1)
-        scores = scores.masked_fill(
-            probabilities.cumsum(-1) - probabilities
-            >= _to_device(scores, [[values["top_p"]] for values in arguments], torch.float32),
-            -torch.inf,
-        )
+        scores = scores.masked_fill(probabilities.cumsum(-1) - probabilities >= top_p, -torch.inf)
+    elif arguments[0]["top_p"] < 1:
+        scores, tokens = _apply_top_p(scores, tokens, top_p)
     seeds = _to_device(scores, [[values["seed"]] for values in arguments], torch.int64)
     positions = _to_device(scores, [[row.position] for row in rows], torch.int64)
     return tokens.gather(
         -1, (scores + gumbel_noise(seeds, positions, tokens)).argmax(-1, keepdim=True)
     )[:, 0]
+
+
+def _apply_top_p(
+    scores: torch.Tensor, tokens: torch.Tensor, top_p: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mask the scores of tokens outside top-p; on a CPU, leave most of these tokens out.
+
+    A token is kept if the more likely tokens have together less than top-p; among equally likely
+    tokens, smaller ids come first.
+    """
+    probabilities = scores.softmax(-1)
+    if scores.device.type == "cpu":
+        for size in (HEAD_TOKENS, scores.shape[-1]):
+            head = probabilities.topk(min(size, scores.shape[-1]))
+            is_kept = head.values.cumsum(-1) - head.values < top_p
+            smallest = head.values.masked_fill(~is_kept, 1).amin(-1, keepdim=True)
+            if (head.values[:, -1:] < smallest).all():
+                tokens = head.indices.sort(-1).values
+                scores, probabilities = scores.gather(-1, tokens), probabilities.gather(-1, tokens)
+                break
+    else:
+        smallest = smallest_kept(probabilities, top_p)
+    missing = top_p - probabilities.where(probabilities > smallest, 0).sum(-1, keepdim=True)
+    ties = probabilities == smallest
+    is_masked = (probabilities < smallest) | (ties & ((ties.cumsum(-1) - 1) * smallest >= missing))
+    return scores.masked_fill(is_masked, -torch.inf), tokens
+
+
+def smallest_kept(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
+    """Return the smallest probability in each row's top-p, both of shape (rows, 1).
+
+    It is found bit by bit, because the bits of positive numbers have the order of the numbers. Unlike
+    a search among sorted rows, this does not wait for a GPU.
+    """
+    bits = probabilities.view(torch.int32)
+    smallest = torch.zeros_like(bits[:, :1])
+    for bit in reversed(range(PROBABILITY_BITS)):
+        larger = smallest | 1 << bit
+        total = probabilities.where(bits >= larger, 0).sum(-1, keepdim=True)
+        smallest = larger.where(total >= top_p, smallest)
+    return smallest.view(torch.float32)
 
 
 def apply_penalties(

@@ -48,6 +48,7 @@ from tsx_runtime.features.generation.worker.interface import (
     Tokens,
 )
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
+from tsx_runtime.features.generation.worker.prompt_cache import PromptCache, sequence_name
 from tsx_runtime.features.generation.worker.sampler import (
     GrammarSequence,
     Sampler,
@@ -176,10 +177,14 @@ class TransformersEngine:
     ) -> AsyncGenerator[Tokens, None]:
         engine = self._engines[sampling.adapter]
         engine.admit(len(prompt))
-        return self._generate(engine, prompt, sampling)
+        return self._generate(engine, prompt, sampling, media)
 
     async def _generate(
-        self, engine: AdapterEngine, prompt: Sequence[int], sampling: Sampling
+        self,
+        engine: AdapterEngine,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        media: Media | None,
     ) -> AsyncGenerator[Tokens, None]:
         """Compile the grammar, and continue the prompt.
 
@@ -190,7 +195,7 @@ class TransformersEngine:
         grammar = None
         if sampling.grammar is not None:
             grammar = GrammarSequence(await self._grammars.compile(sampling.grammar))
-        async with aclosing(engine.generate(prompt, sampling, grammar)) as stream:
+        async with aclosing(engine.generate(prompt, sampling, grammar, media)) as stream:
             async for tokens in stream:
                 if tokens.finish_reason and grammar is not None and grammar.error is not None:
                     raise InvalidInput(f"The text had to end within its grammar: {grammar.error}")
@@ -241,6 +246,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.cancel: Callable[[str], None] = lambda name: None  # The engine replaces this function.
         self._loop = loop
         self.sampler = sampler
+        self.cached_tokens: dict[str, int] = {}  # The engine replaces this dict by its cache's.
         self._end_tokens = frozenset(end_tokens)
 
     # These methods run on the thread of steps.
@@ -249,9 +255,15 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.deliver_batch([output])
 
     def deliver_batch(self, outputs: list[Any]) -> None:
-        self.call(
-            self._deliver_to_streams, [(output, self._take_logprobs(output)) for output in outputs]
-        )
+        items = [
+            (
+                output,
+                self._take_logprobs(output),
+                self.cached_tokens.pop(output.request_id, 0),
+            )
+            for output in outputs
+        ]
+        self.call(self._deliver_to_streams, items)
 
     def _take_logprobs(self, output: Any) -> TokenLogprob | None:
         tokens = output.generated_tokens
@@ -290,8 +302,8 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
         self.waiting -= 1
         self.waiting_tokens -= stream.prompt
 
-    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None]]) -> None:
-        for output, logprobs in outputs:
+    def _deliver_to_streams(self, outputs: list[tuple[Any, TokenLogprob | None, int]]) -> None:
+        for output, logprobs, cached_tokens in outputs:
             name = output.request_id
             stream = self.streams.get(name)
             # The reader has closed its stream, but the sequence still runs. This happens if the
@@ -306,7 +318,9 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                 )
                 continue
             new_tokens = output.generated_tokens[stream.token_count :]
-            if not stream.token_count:
+            if stream.token_count:
+                cached_tokens = 0  # A sequence that has lost its cache may find its own blocks.
+            else:
                 self._stop_waiting(stream)
             stream.token_count += len(new_tokens)
             is_finished = output.status is RequestStatus.FINISHED
@@ -318,6 +332,7 @@ class TokenRouter(OutputRouter):  # type: ignore[misc]  # transformers has no ty
                     new_tokens,
                     reason if is_finished else None,
                     () if logprobs is None else [logprobs],
+                    cached_tokens,
                 )
             )
             if is_finished:
@@ -345,13 +360,16 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transforme
             state.status = RequestStatus.FINISHED
         if cancelled_names and self.router is not None:
             self.router.sampler.forget(cancelled_names)
+            for name in cancelled_names:
+                self.router.cached_tokens.pop(name, None)
             self.router.call(self.router.close, cancelled_names)
         return states
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-# A batch processor creates its runner by this name, and has no argument for another class.
+# A manager creates its runner and its cache by these names, and has no argument for others.
 continuous_api.ModelRunner = SamplingRunner
+continuous_api.PagedAttentionCache = PromptCache
 
 
 class AdapterEngine:
@@ -382,7 +400,7 @@ class AdapterEngine:
         self._manager.logit_processor = self.sampler = Sampler(
             list(self._manager.logit_processor.logits_processor)
         )
-        self._names = map(str, itertools.count())
+        self._numbers = itertools.count()
         self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
         self._refusal: EngineDied | InvalidInput | None = None  # the error of new sequences
 
@@ -415,6 +433,8 @@ class AdapterEngine:
         self._sequences = processor.scheduler.max_requests_per_batch
         self.cache_tokens = infer_max_single_request_tokens(self._cache)
         processor.scheduler.router = self._router
+        self._router.cached_tokens = self._cache.cached_tokens
+        self._router.cached_tokens.clear()
 
     def _run(self) -> None:
         """Run steps until the engine ends.
@@ -469,7 +489,11 @@ class AdapterEngine:
             )
 
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling, grammar: GrammarSequence | None
+        self,
+        prompt: Sequence[int],
+        sampling: Sampling,
+        grammar: GrammarSequence | None = None,
+        media: Media | None = None,
     ) -> AsyncGenerator[Tokens, None]:
         """Continue a prompt.
 
@@ -478,7 +502,10 @@ class AdapterEngine:
         """
         if self._refusal is not None:
             raise self._refusal
-        name = next(self._names)
+        digest = media.digest if media else b""
+        name = sequence_name(
+            next(self._numbers), sampling.cache_salt.encode("utf-8", "surrogatepass"), digest
+        )
         stream = self._router.open(name, len(prompt))
         self._manager.add_request(
             list(prompt),

@@ -153,12 +153,17 @@ class VllmEngine:
         lora = self._lora.get(sampling.adapter or "")
         try:
             outputs = self._llm.generate(
-                {"prompt_token_ids": list(prompt)}, self._params(sampling), name, lora_request=lora
+                {"prompt_token_ids": list(prompt), "cache_salt": sampling.cache_salt},
+                self._params(sampling),
+                name,
+                lora_request=lora,
             )
             async with aclosing(outputs):  # When the generator is closed, vLLM ends the sequence.
                 async for output in outputs:
+                    cached_tokens = 0 if self._has_token[name] else output.num_cached_tokens or 0
                     self._has_token[name] = True
-                    yield convert_tokens(output.outputs[0], sampling.top_logprobs)
+                    tokens = convert_tokens(output.outputs[0], sampling.top_logprobs)
+                    yield tokens._replace(cached_tokens=cached_tokens)
         except EngineDeadError as error:
             raise EngineDied(
                 f"vLLM's engine has ended: {describe_error(error)}. Its worker is started again."

@@ -11,6 +11,7 @@ from tsx_runtime.features.generation.worker import native
 from tsx_runtime.features.generation.worker.loading import load
 from tsx_runtime.features.generation.worker.pretrained import find_pretrained
 from tsx_runtime.features.openai.worker import generation as openai
+from tsx_runtime.wire import TENANT_HEADER
 from tsx_runtime.worker.exceptions import InvalidInput, form_advice
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handlers.base import choose_device
@@ -50,7 +51,10 @@ class HuggingFaceGeneration:
                 " application/json."
             )
             raise InvalidInput(text + form_advice(row))
+        generator = self.generator.for_tenant(
+            str(context.get_request_header(0, TENANT_HEADER.decode()) or "")
+        )
         path = str(context.get_request_header(0, "url_path") or "").strip("/")
         if path.startswith("v1/"):
-            return [await openai.answer(path, body, self.generator, context, self.model)]
-        return [await native.answer(body, self.generator, context)]
+            return [await openai.answer(path, body, generator, context, self.model)]
+        return [await native.answer(body, generator, context)]
