@@ -18,6 +18,7 @@ import torch
 
 from tsx_archiver.metadata.huggingface import ADAPTERS, CONFIG, DIRECTORY, MANIFEST_KEY
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
+from tsx_runtime.features.generation.worker.media_files import UrlSettings
 from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -39,6 +40,7 @@ class PretrainedFiles(NamedTuple):
         dtype: transformers' name of the precision.
         device: The device of the worker.
         trusted: Whether code in the directory may be run.
+        media_urls: The settings for URLs of images and sounds in chats.
     """
 
     directory: Path
@@ -48,6 +50,7 @@ class PretrainedFiles(NamedTuple):
     dtype: str
     device: torch.device
     trusted: bool
+    media_urls: UrlSettings = UrlSettings()
 
     @property
     def precision(self) -> str | None:
@@ -99,6 +102,7 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         DTYPES[precision],
         device,
         bool(properties.get("trust_remote_code")),
+        UrlSettings(*properties.get("media_urls", ())),
     )
 
 

@@ -15,7 +15,7 @@ each sequence would take longer than a small model.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -27,6 +27,7 @@ from transformers.generation.continuous_batching.utils import stream_context
 from transformers.generation.logits_process import LogitsProcessorList
 
 from tsx_runtime.features.generation.worker.interface import Sampling, TokenLogprob
+from tsx_runtime.features.generation.worker.media import SequenceEmbeddings
 
 # The factors of splitmix64, as signed numbers.
 SPLITMIX_FACTORS = tuple(
@@ -34,7 +35,7 @@ SPLITMIX_FACTORS = tuple(
 )
 RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in fp32.
 # The arguments for requests of transformers itself, which it uses to warm up.
-GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None}
+GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None, "media": None}
 
 
 class NextToken(NamedTuple):
@@ -105,6 +106,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         super().__init__(LogitsProcessorList(processors))
         self.rows: list[NextToken] = []  # the sequences of the batch
         self.is_decoding_only = False  # The batch has no prompts, only one token per sequence.
+        # The embeddings of parts of prompts with media, each with the index of its first token.
+        self.embeddings: list[tuple[int, torch.Tensor]] = []
         # keys: sequence, then position
         self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)
 
@@ -124,7 +127,10 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             )
             for state in states
         ]
-        self.is_decoding_only = all(request.query_length == 1 for request in requests_in_batch)
+        self.embeddings = list(_prompt_embeddings(requests_in_batch))
+        self.is_decoding_only = not self.embeddings and all(
+            request.query_length == 1 for request in requests_in_batch
+        )
         super().prepare_tensor_args(requests_in_batch, arg_storage)
         return arg_storage
 
@@ -232,7 +238,14 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         self.inputs_and_outputs.carry_over_tokens(
             batch_data["input_ids"], carry_over_ids, previous_output_ids
         )
-        logits = model(**batch_data).logits[0]
+        inputs = batch_data
+        if self.logit_processor.embeddings:
+            inputs = {name: value for name, value in batch_data.items() if name != "input_ids"}
+            rows = model.get_input_embeddings()(batch_data["input_ids"])
+            for start, part in self.logit_processor.embeddings:
+                rows[0, start : start + len(part)] = part
+            inputs["inputs_embeds"] = rows
+        logits = model(**inputs).logits[0]
         if "logits_to_keep" not in batch_data:
             logits = logits[batch_data["logits_indices"]]
         if not self.pad_inputs:  # Without graphs, inputs are not padded.
@@ -242,6 +255,24 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         if self._logits is None:
             self._logits = logits.new_empty(self.cb_config.max_requests_per_batch, logits.shape[-1])
         self._logits[: len(logits)].copy_(logits)
+
+
+def media_of(state: Any) -> Any:
+    """Return the `SequenceEmbeddings` of the engine's state of a sequence, or None."""
+    return (state.logit_processor_kwargs or GREEDY_ARGUMENTS)["media"]
+
+
+def _prompt_embeddings(requests_in_batch: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the embeddings in a batch, each with the index of its first token."""
+    start = 0
+    for request in requests_in_batch:
+        media, end = media_of(request.state), request.state.position_offset
+        if media is not None and media.rows is not None:
+            # Tokens after the prompt have no rows.
+            part = media.rows[end - request.query_length : end]
+            if len(part):
+                yield start, part
+        start += request.query_length
 
 
 def draw_tokens(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
@@ -335,12 +366,15 @@ def _to_device(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> t
     return torch.tensor(values, dtype=dtype).to(scores.device, non_blocking=True)
 
 
-def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
+def sampling_arguments(
+    sampling: Sampling, seed: int, media: SequenceEmbeddings | None = None
+) -> dict[str, Any]:
     """Return the sampler's arguments for a request of the engine.
 
     Args:
         sampling: The parameters of the sequence.
         seed: The seed to use if the request has none.
+        media: The embeddings of the prompt, if it has images or sounds.
     """
     return {
         "temperature": float(sampling.temperature or 0),
@@ -350,6 +384,7 @@ def sampling_arguments(sampling: Sampling, seed: int) -> dict[str, Any]:
         "seed": fold_seed(seed if sampling.seed is None else sampling.seed),
         "logprobs": sampling.top_logprobs if sampling.logprobs else -1,
         "penalized": PenalizedSequence(sampling) if sampling.changes_scores else None,
+        "media": media,
     }
 
 

@@ -16,6 +16,7 @@ from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -41,10 +42,12 @@ from tsx_runtime.features.generation.worker.interface import (
     TokenLogprob,
     Tokens,
 )
+from tsx_runtime.features.generation.worker.media import SequenceEmbeddings, embed_prompt
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
 from tsx_runtime.features.generation.worker.sampler import (
     Sampler,
     SamplingRunner,
+    media_of,
     sampling_arguments,
 )
 from tsx_runtime.shared.memory import free_memory
@@ -124,7 +127,7 @@ class TransformersEngine:
     ) -> AsyncGenerator[Tokens, None]:
         engine = self._engines[sampling.adapter]
         engine.admit(len(prompt))
-        return engine.generate(prompt, sampling)
+        return engine.generate(prompt, sampling, media)
 
     def stats(self) -> EngineStats:
         running, waiting, cache_use = zip(
@@ -260,6 +263,20 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transforme
 
     router: TokenRouter | None = None
 
+    # The keys of shared blocks are tokens only, so sequences with media share none.
+    def _infer_request_tokens(self, state: Any, names: set[str]) -> list[int]:
+        if media_of(state) is None or state.status is RequestStatus.DECODING:
+            return super()._infer_request_tokens(state, names)  # type: ignore[no-any-return]
+        return state.remaining_prefill_tokens  # type: ignore[no-any-return]
+
+    def schedule_batch(self, token_budget: int, cache_budget: int) -> Any:
+        """Schedule a batch, whose blocks with media are not offered to other sequences."""
+        batch = super().schedule_batch(token_budget, cache_budget)
+        for request in batch[0] or ():
+            if media_of(request.state) is not None:
+                request.complete_blocks = {}
+        return batch
+
     def clear_cancelled_requests(self) -> list[Any]:
         """Clear cancelled requests, and close their streams."""
         cancelled_names = list(self._requests_to_cancel)
@@ -313,6 +330,9 @@ class AdapterEngine:
             list(self._manager.logit_processor.logits_processor)
         )
         self._names = map(str, itertools.count())
+        # Sequences of one request share the embeddings of their prompt.
+        self._embeddings = WeakValueDictionary[Any, torch.Tensor]()
+        self._embedding_lock = asyncio.Lock()
         self._death_error: EngineDied | None = None
 
     async def start(self) -> None:
@@ -388,16 +408,27 @@ class AdapterEngine:
                 retry_after=wait_s,
             )
 
+    async def _embed(self, prompt: Sequence[int], media: Media) -> SequenceEmbeddings:
+        key = (media.digest, tuple(prompt))
+        async with self._embedding_lock:
+            rows = self._embeddings.get(key)
+            if rows is None:
+                rows = await asyncio.to_thread(embed_prompt, self.model, prompt, media.features)
+                self._embeddings[key] = rows
+        return SequenceEmbeddings(rows)
+
     async def generate(
-        self, prompt: Sequence[int], sampling: Sampling
+        self, prompt: Sequence[int], sampling: Sampling, media: Media | None = None
     ) -> AsyncGenerator[Tokens, None]:
         """Continue a prompt.
 
         Raises:
             EngineDied: The engine has ended.
+            InvalidInput: The model cannot read the media.
         """
         if self._death_error is not None:
             raise self._death_error
+        embeddings = None if media is None else await self._embed(prompt, media)
         name = next(self._names)
         stream = self._router.open(name, len(prompt))
         self._manager.add_request(
@@ -406,7 +437,7 @@ class AdapterEngine:
             max_new_tokens=sampling.max_tokens,
             streaming=True,
             eos_token_id=self.end_tokens,
-            **sampling_arguments(sampling, random.getrandbits(31)),
+            **sampling_arguments(sampling, random.getrandbits(31), embeddings),
         )
         try:
             while True:
@@ -417,6 +448,8 @@ class AdapterEngine:
                 if tokens.finish_reason:
                     return
         finally:
+            if embeddings is not None:  # The engine keeps the last sequences until its next step.
+                embeddings.rows = None
             if not stream.cache_freed.done():
                 self._manager.cancel_request(name)
                 await stream.cache_freed
