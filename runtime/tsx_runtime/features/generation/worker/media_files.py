@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.errors import DownloadFailed, TsxError
 from tsx_runtime.sources.urls import AllowList, ModelUrl, Rules, parse_url
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
@@ -93,7 +94,7 @@ def fetch(text: str, settings: UrlSettings) -> bytes:
     try:
         url = parse_url(text)
         check(url)
-        with TemporaryDirectory(prefix="tsx-media-") as directory:
+        with TemporaryDirectory(prefix="tsx-media-", dir=temporary_directory()) as directory:
             part = Path(directory) / "file"
             if url.scheme == "s3":
                 s3.download(url, part, rules, settings.s3_endpoint_url)
