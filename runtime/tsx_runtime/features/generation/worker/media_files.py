@@ -12,7 +12,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,10 +20,12 @@ from PIL import Image
 
 from tsx_archiver.storage.private_directory import temporary_directory
 from tsx_runtime.errors import DownloadFailed, TsxError
-from tsx_runtime.sources.urls import AllowList, ModelUrl, Rules, parse_url
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handlers.steps.image_processing import to_rgb
 from tsx_runtime.worker.handlers.vision import NotAnImage, open_image
+
+if TYPE_CHECKING:
+    from tsx_runtime.sources import ModelUrl
 
 MAX_SOUND_S = 3600  # The limit is needed, since a small file may contain days of silence.
 MAX_SAMPLES = MAX_SOUND_S * 48_000  # the limit of samples in all channels of a file
@@ -73,7 +75,8 @@ def fetch(text: str, settings: UrlSettings) -> bytes:
         InvalidInput: The URL is not allowed, or its file cannot be read.
     """
     # Few requests have URLs, so only these load the modules for downloads.
-    from tsx_runtime.sources import http_download, s3
+    from tsx_runtime.sources import AllowList, http_download, parse_url, s3
+    from tsx_runtime.sources.urls import Rules
 
     allow_list, end = AllowList(settings.allowed_urls), time.monotonic() + MAX_FETCH_S
 
