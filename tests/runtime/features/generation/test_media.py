@@ -290,6 +290,10 @@ def test_a_model_whose_images_cannot_be_read_is_loaded_for_text(
     assert media is None
     assert "attention that is not causal" in caplog.text
     assert type(model).__name__ == "Gemma3ForConditionalGeneration"
+    (tmp_path / "processor_config.json").write_text(
+        '{"processor_class": "Gemma3Processor", "x": 1}'
+    )
+    assert load(tmp_path)[1] is None
 
 
 def test_a_model_without_a_place_for_images_is_not_loaded(tmp_path: Path) -> None:

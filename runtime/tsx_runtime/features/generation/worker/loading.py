@@ -108,25 +108,35 @@ def load_model(files: PretrainedFiles, config: Any) -> tuple[Any, MediaProcessor
     )
 
     log_size(files.directory)
+    text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     has_processor = any((files.directory / name).is_file() for name in PROCESSOR_FILES)
-    if has_processor and type(config) in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+    if not has_processor or type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return _load_weights(files, AutoModelForCausalLM), None
+    model = None
+    try:
         with convert_load_errors("The model's processor"):
             processor = AutoProcessor.from_pretrained(
                 files.directory, trust_remote_code=files.trusted
             )
         media = MediaProcessor(processor, files.media_urls)
+    except LoadError as error:
+        fault: str | None = str(error)
+    else:
         model = _load_weights(files, AutoModelForMultimodalLM)
         capture_language_inputs(model)
-        if (fault := media.fault(model)) is None:
+        fault = media.fault(model)
+        if fault is None:
             return model, media
-        if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-            raise LoadError(
-                f"This engine cannot read the model's images or sounds: {fault}. A model for images"
-                " can be packed with --task image-text-to-text."
-            )
-        logger.warning("the model is loaded for text only, without images or sounds: %s", fault)
+    if text_class is None:
+        raise LoadError(
+            f"This engine cannot read the model's images or sounds: {fault} A model for images"
+            " can be packed with --task image-text-to-text."
+        )
+    logger.warning("the model is loaded for text only, without images or sounds: %s", fault)
+    if not isinstance(model, text_class):
         del model
-    return _load_weights(files, AutoModelForCausalLM), None
+        model = _load_weights(files, AutoModelForCausalLM)
+    return model, None
 
 
 def _load_weights(files: PretrainedFiles, auto_model: Any) -> Any:

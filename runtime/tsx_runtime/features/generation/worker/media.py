@@ -76,8 +76,8 @@ class MediaProcessor:
                 embed_prompt(model, token_ids, features)
         # Models and templates may raise any error, which then is the fault.
         except Exception as error:
-            return describe_error(error).rstrip(".")
-        return None if self._samples else "its processor reads neither images nor sounds"
+            return f"{describe_error(error).rstrip('.')}."
+        return None if self._samples else "Its processor reads neither images nor sounds."
 
     def read(self, kind: Kind, value: str, field: str) -> MediaFile:
         """Read a file from base64, a data URL or an allowed URL.
