@@ -249,6 +249,7 @@ def test_media_that_do_not_fit_the_text_are_refused(llava: Served) -> None:
     prompt = llava.prompt("What is it?", png())
     with pytest.raises(InvalidInput, match="does not fit its images"):
         llava.run(llava.answer(prompt._replace(token_ids=prompt.token_ids[2:])))
+    assert llava.engine.stats()[:2] == (0, 0)
     assert_equal_answers(llava, [prompt])
     with pytest.raises(InvalidInput, match=r"processor refuses this chat|does not fit"):
         llava.run(llava.answer(llava.prompt("two <image> here <image>", png())))

@@ -428,9 +428,13 @@ class AdapterEngine:
         """
         if self._death_error is not None:
             raise self._death_error
-        embeddings = None if media is None else await self._embed(prompt, media)
         name = next(self._names)
         stream = self._router.open(name, len(prompt))
+        try:
+            embeddings = None if media is None else await self._embed(prompt, media)
+        except BaseException:
+            self._router.close([name])
+            raise
         self._manager.add_request(
             list(prompt),
             name,
