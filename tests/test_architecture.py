@@ -59,7 +59,8 @@ WORKER_PARTS: dict[str, set[str]] = {
     "tsx_runtime.features.huggingface.handlers": HANDLER_API,
     "tsx_runtime.features.mlflow.handlers": HANDLER_API,
     "tsx_runtime.features.tabular.handlers": HANDLER_API,
-    "tsx_runtime.features.generation.worker": HANDLERS,
+    # Images of chats are downloaded by the rules for archives.
+    "tsx_runtime.features.generation.worker": HANDLERS | {"tsx_runtime.sources"},
     "tsx_runtime.features.openai.worker": GENERATION,
     "tsx_runtime.features.huggingface.worker": OPENAI,
     "tsx_runtime.features.mlflow.worker": HANDLERS,

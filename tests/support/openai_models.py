@@ -13,6 +13,7 @@ from tsx_runtime.features.openai.worker.generation import answer
 
 
 class Writer:
+    media = None
     context_length = 2000
     adapters = ("loud",)
     chat_template, response_template, special_tokens = "", None, ()
@@ -23,7 +24,7 @@ class Writer:
     def decode(self, ids, visible_tokens=()):
         return "".join(map(chr, ids))
 
-    def encode_chat(self, messages, tools=(), variables=None):
+    def encode_chat(self, messages, tools=(), variables=None, files=()):
         if messages[0]["role"] == "assistant":
             raise InvalidInput("The chat template refuses a chat that the assistant begins.")
         shown = "".join(f"[{each['function']['name']}]" for each in tools)

@@ -57,6 +57,8 @@ ALIASES = {"chat": GENERATION, "rerank": "text-ranking"}
 AUDIO_TASKS = ("automatic-speech-recognition", "audio-classification")
 
 _EMBEDDINGS = ("feature-extraction", "sentence-similarity")
+# The pipeline, or the engine for chats.
+_IMAGE_CHATS = ("image-text-to-text", GENERATION)
 # Suffix of an architecture's name -> its tasks, the usual task first.
 _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "ForSequenceClassification": (
@@ -74,7 +76,7 @@ _TASKS_BY_SUFFIX: Mapping[str, tuple[str, ...]] = {
     "Segmentation": ("image-segmentation",),
     "ForObjectDetection": ("object-detection",),
     "ForDepthEstimation": ("depth-estimation",),
-    "ForImageTextToText": ("image-text-to-text",),
+    "ForImageTextToText": _IMAGE_CHATS,
     "ForCTC": ("automatic-speech-recognition",),
     "ForSpeechSeq2Seq": ("automatic-speech-recognition",),
     "SpeechEncoderDecoderModel": ("automatic-speech-recognition",),
@@ -235,12 +237,10 @@ class Pretrained:
             if kind in _SPEECH:
                 return ("automatic-speech-recognition",)
             if "vision_config" in self.config:
-                return ("image-text-to-text",)
-            return (
-                ()
-                if "audio_config" in self.config
-                else ("summarization", "translation", "text2text-generation")
-            )
+                return _IMAGE_CHATS
+            if "audio_config" in self.config:
+                return (GENERATION,) if self.has_chat_template else ()
+            return ("summarization", "translation", "text2text-generation")
         if name.endswith("ForObjectDetection") and "text_config" in self.config:
             # No task covers such a model, which detects the objects that a request names.
             return ()

@@ -99,7 +99,8 @@ class Settings(ServerSettings):
     model_store: Path | None = None
     """directory of the archives that can be registered by file name"""
     allowed_urls: list[str] = []
-    """sources for model downloads: hosts, or regular expressions that match whole URLs"""
+    """sources for models, and for images and sounds of chats: hosts, or regular expressions that
+    match whole URLs"""
     allow_private_urls: bool = False
     """also download from addresses that are not public"""
     s3_endpoint_url: str | None = Field(None, min_length=1)

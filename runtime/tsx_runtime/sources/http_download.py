@@ -313,7 +313,7 @@ def _store(
     full_size = size + int(length) if length.isdecimal() else None
     if full_size is not None and full_size > rules.max_bytes:
         _remove_validator(part)
-        raise DownloadFailed(f"it has {full_size} bytes, but max_archive_size is {rules.max_bytes}")
+        raise DownloadFailed(f"it has {full_size} bytes, but {rules.limit} is {rules.max_bytes}")
     validator = _validator(response.headers)
     _write_validator(part, validator)
     with open(part, "ab" if size else "wb", opener=private_opener) as file:
@@ -324,7 +324,7 @@ def _store(
             if size > rules.max_bytes:
                 _remove_validator(part)
                 raise DownloadFailed(
-                    f"it has more than {rules.max_bytes} bytes, which is max_archive_size"
+                    f"it has more than {rules.max_bytes} bytes, which is {rules.limit}"
                 )
             file.write(chunk)
             if rules.stopped():

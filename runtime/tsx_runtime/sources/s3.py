@@ -47,7 +47,7 @@ def _store(client: Any, url: ModelUrl, part: Path, rules: Rules) -> None:
     head = client.head_object(Bucket=bucket, Key=key)
     size, tag = int(head["ContentLength"]), head["ETag"]
     if size > rules.max_bytes:
-        raise DownloadFailed(f"it has {size} bytes, but max_archive_size is {rules.max_bytes}")
+        raise DownloadFailed(f"it has {size} bytes, but {rules.limit} is {rules.max_bytes}")
     with open(part, "wb", opener=private_opener) as file:
         for start in range(0, size, RANGE_BYTES):
             end = min(start + RANGE_BYTES, size) - 1

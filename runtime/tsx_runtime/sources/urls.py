@@ -259,3 +259,4 @@ class Rules(NamedTuple):
     stopped: Callable[[], bool] = lambda: False
     pause_s: float = 0.5  # time before the first retry; it doubles each time
     grace_s: float = 60.0  # time after which a minimum rate is required
+    limit: str = "max_archive_size"  # the name of `max_bytes` in messages

@@ -101,6 +101,20 @@ def test_the_task_is_derived_from_the_architecture(
     assert task_of(tmp_path, config, **TOKENIZER) == task
 
 
+@pytest.mark.parametrize(
+    ("config", "name"),
+    [
+        (config_of("LlavaForConditionalGeneration", vision_config={}), "chat"),
+        (config_of("Qwen2AudioForConditionalGeneration", audio_config={}), None),
+    ],
+)
+def test_models_of_images_and_sounds_can_chat(
+    tmp_path: Path, config: dict[str, Any], name: str | None
+) -> None:
+    files = TOKENIZER | {"chat_template.jinja": "x"}
+    assert task_of(tmp_path, config, name, **files) == "text-generation"
+
+
 def test_every_task_has_a_sample_request(tmp_path: Path) -> None:
     for task in TASKS:
         spec, _ = pretrained_spec(

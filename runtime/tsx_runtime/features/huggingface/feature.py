@@ -90,7 +90,15 @@ class HuggingFaceFeature(Feature):
         return None
 
     def handler_properties(self, model: str) -> Mapping[str, Any]:
-        return {"trust_remote_code": model in self.named_models}
+        settings = self.registry.settings
+        return {
+            "trust_remote_code": model in self.named_models,
+            "media_urls": (
+                settings.allowed_urls,
+                settings.allow_private_urls,
+                settings.s3_endpoint_url,
+            ),
+        }
 
     async def open_url(
         self, order: RegisterOrder, trust: Trust, downloads: Downloads, progress: Progress

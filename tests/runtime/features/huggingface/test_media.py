@@ -16,7 +16,7 @@ from tests.runtime.features.huggingface.conftest import (
     assert_refused_alone,
 )
 from tests.support.huggingface_models import image, sound
-from tsx_runtime.features.huggingface.worker.media import resample, to_json_value
+from tsx_runtime.features.generation.worker.media_files import resample, to_json_value
 
 SIZES = [(40, 33), (64, 64), (40, 33), (90, 32)]
 IMAGES = [image(*size, seed=number) for number, size in enumerate(SIZES)]
@@ -89,7 +89,7 @@ def test_zero_shot_labels_and_templates_may_differ_between_requests(served: Serv
 def test_a_small_file_that_decodes_to_a_long_sound_is_refused(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.features.huggingface.worker.media.MAX_SAMPLES", 1000)
+    monkeypatch.setattr("tsx_runtime.features.generation.worker.media_files.MAX_SAMPLES", 1000)
     assert "at most 1000 are taken" in served("whisper").ask(SOUNDS[0])[0].message
 
 
@@ -127,7 +127,7 @@ def test_the_number_of_chunks_of_a_sound_is_limited(
 def test_the_total_length_of_a_requests_sounds_is_limited(
     served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tsx_runtime.features.huggingface.worker.media.MAX_SOUND_S", 1)
+    monkeypatch.setattr("tsx_runtime.features.generation.worker.media_files.MAX_SOUND_S", 1)
     good_answer, bad_answer = served("wav2vec2-classification").ask(
         {"inputs": [base64_of(SOUNDS[0]), base64_of(SOUNDS[1])]},
         {"inputs": [base64_of(SOUNDS[0])] * 3},

@@ -19,7 +19,7 @@ from tests.runtime.features.huggingface.conftest import (
 from tests.support import huggingface_models
 from tests.support.huggingface_models import WORDS
 from tsx_runtime.features.generation.worker.interface import TaskRequest
-from tsx_runtime.features.huggingface.worker.media import to_json_value
+from tsx_runtime.features.generation.worker.media_files import to_json_value
 
 
 @pytest.mark.parametrize("kind", ["bert-classification", "roberta-classification"])

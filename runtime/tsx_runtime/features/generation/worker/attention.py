@@ -25,7 +25,13 @@ FLASH_IMPLEMENTATION = "torch_flash"
 
 
 def attend(
-    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: Any = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention for each sequence separately on a CPU, and elsewhere as transformers does.
 
@@ -38,23 +44,28 @@ def attend(
     )
     if (
         query_bounds is None
-        or mask is None
+        or attention_mask is None
         or has_unsupported_options
         or query.device.type != "cpu"
     ):
-        return sdpa_attention_forward(module, query, key, value, mask, scaling=scaling, **options)  # type: ignore[no-any-return]
+        return sdpa_attention_forward(  # type: ignore[no-any-return]
+            module, query, key, value, attention_mask, scaling=scaling, **options
+        )
     attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
     if (
         len(query_bounds) == 2
         or query.shape[2] * key.shape[2] <= MAX_MASKED_PAIRS_PER_THREAD * torch.get_num_threads()
     ):
-        return attention(query, key, value, mask).transpose(1, 2).contiguous(), None
+        return attention(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
     queries, keys = (
         pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k")
     )
     outputs = [
         attention(
-            query[:, :, q0:q1], key[:, :, k0:k1], value[:, :, k0:k1], mask[:, :, q0:q1, k0:k1]
+            query[:, :, q0:q1],
+            key[:, :, k0:k1],
+            value[:, :, k0:k1],
+            attention_mask[:, :, q0:q1, k0:k1],
         )
         for (q0, q1), (k0, k1) in zip(queries, keys, strict=True)
     ]
@@ -62,7 +73,13 @@ def attend(
 
 
 def attend_on_gpu(
-    module: Any, query: Any, key: Any, value: Any, mask: Any, scaling: Any = None, **options: Any
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any,
+    scaling: Any = None,
+    **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """Compute attention by the flash-attention kernel of torch.
 
@@ -123,7 +140,7 @@ def choose_attention(model: Any) -> None:
         and not is_flash_attn_3_available(kernels_fallback_ok=True)
         and not is_flash_attn_2_available(kernels_fallback_ok=True)
     ):
-        model.config._attn_implementation = FLASH_IMPLEMENTATION
+        config._attn_implementation = FLASH_IMPLEMENTATION  # not that of an image's encoder
 
 
 def register_attention() -> None:

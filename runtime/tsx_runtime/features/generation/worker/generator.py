@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tsx_runtime.features.generation.worker import chat_templates
 from tsx_runtime.features.generation.worker.interface import (
@@ -34,6 +34,9 @@ from tsx_runtime.features.generation.worker.text import (
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, describe_error
 
+if TYPE_CHECKING:
+    from tsx_runtime.features.generation.worker.media import MediaFile, MediaProcessor
+
 
 class TextGenerator:
     """A model that continues texts and chats."""
@@ -45,6 +48,7 @@ class TextGenerator:
         defaults: Any,
         vocabulary: int,
         metrics: GenerationMetrics,
+        media: MediaProcessor | None = None,
     ) -> None:
         """Create the generator from the parts of a model.
 
@@ -54,12 +58,15 @@ class TextGenerator:
             defaults: The model's generation_config.json.
             vocabulary: The number of token ids.
             metrics: The metrics of the worker.
+            media: The processor of images and sounds; None if the model reads text only.
         """
         self.context_length = engine.context_length
         self._tokenizer = tokenizer
         self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
         self._engine = engine
-        self.chat_template = str(tokenizer.chat_template or "")
+        self.media = media
+        self._templates = tokenizer if media is None else media.processor
+        self.chat_template = str(self._templates.chat_template or "")
         self.response_template = getattr(tokenizer, "response_template", None)
         self._defaults = defaults
         self._vocabulary = vocabulary
@@ -108,19 +115,23 @@ class TextGenerator:
         Raises:
             InvalidInput: The text is much too long.
         """
+        self._check_length(text)
+        return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
+
+    def _check_length(self, text: str) -> None:
         if len(text) > self._max_text_chars:
             raise RefusedField(
                 f"This model's maximum context length is {self.context_length} tokens, which cannot"
                 f" hold the {len(text):,} characters of the prompt. Shorten it.",
                 code="context_length_exceeded",
             )
-        return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
 
     def encode_chat(
         self,
         messages: Sequence[Mapping[str, Any]],
         tools: Sequence[Mapping[str, Any]] = (),
         variables: Mapping[str, Any] | None = None,
+        files: Sequence[MediaFile] = (),
     ) -> Prompt:
         """Encode messages by the chat template, up to the beginning of the assistant's turn.
 
@@ -128,11 +139,14 @@ class TextGenerator:
             messages: The messages.
             tools: The tools that the assistant may call.
             variables: Further variables of the template.
+            files: The images and sounds, whose places are parts of messages such as
+                `{"type": "image"}`. Only a model with a `media` takes them.
 
         Raises:
-            InvalidInput: The template refuses the messages, the tools or the variables.
+            InvalidInput: The template refuses the messages, the tools or the variables; or a file
+                cannot be used.
         """
-        template = self._tokenizer.chat_template
+        template = self._templates.chat_template
         if not template:
             raise InvalidInput(
                 "This model has no chat template, so it takes plain text only: send a prompt"
@@ -142,7 +156,7 @@ class TextGenerator:
             raise InvalidInput(
                 "This model's chat template takes no tools: send the request without them."
             )
-        server_names = signature(self._tokenizer.apply_chat_template).parameters.keys() | {
+        server_names = signature(self._templates.apply_chat_template).parameters.keys() | {
             "conversations",
             "messages",
             "self",
@@ -152,9 +166,16 @@ class TextGenerator:
                 f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
                 " the server sets itself."
             )
+        if self.media is not None:
+            messages = [
+                {**message, "content": [{"type": "text", "text": text}]}
+                if isinstance(text := message.get("content"), str)
+                else message
+                for message in messages
+            ]
         chat_templates.limit_next_rendering(self.context_length)
         try:
-            text = self._tokenizer.apply_chat_template(
+            text = self._templates.apply_chat_template(
                 list(messages),
                 tools=list(tools) or None,
                 add_generation_prompt=True,
@@ -166,6 +187,9 @@ class TextGenerator:
             raise InvalidInput(
                 f"The model's chat template refuses these messages: {describe_error(error)}"
             ) from error
+        if self.media is not None:
+            self._check_length(text)
+            return self.media.encode(text, files)
         return Prompt(self.encode(text, add_special_tokens=False))
 
     def decode(

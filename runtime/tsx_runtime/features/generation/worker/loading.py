@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import GenerationEngine
+from tsx_runtime.features.generation.worker.media import MediaProcessor, capture_language_inputs
 from tsx_runtime.features.generation.worker.metrics import GenerationMetrics
 from tsx_runtime.features.generation.worker.pretrained import (
     PretrainedFiles,
@@ -22,6 +24,9 @@ from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 
 SMALL_MODEL_PARAMETERS = 100_000_000
+PROCESSOR_FILES = ("processor_config.json", "preprocessor_config.json")
+
+logger = logging.getLogger("tsx.worker")
 
 
 async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
@@ -51,16 +56,20 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
     end_tokens = sorted(
         id for id in end_token_ids | {tokenizer.eos_token_id} if isinstance(id, int)
     )
-    engine = await _load_engine(
-        files, end_tokens, tokenizer, bool(context.model_yaml_config.get("threads"))
+    engine, media = await _load_engine(
+        files, config, end_tokens, tokenizer, bool(context.model_yaml_config.get("threads"))
     )
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
-    return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics)
+    return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics, media)
 
 
 async def _load_engine(
-    files: PretrainedFiles, end_tokens: list[int], tokenizer: Any, has_thread_setting: bool
-) -> GenerationEngine:
+    files: PretrainedFiles,
+    config: Any,
+    end_tokens: list[int],
+    tokenizer: Any,
+    has_thread_setting: bool,
+) -> tuple[GenerationEngine, MediaProcessor | None]:
     if files.config.engine == "vllm":
         if importlib.util.find_spec("vllm") is None:
             raise LoadError(
@@ -72,8 +81,8 @@ async def _load_engine(
         # vLLM is an extra, which few models use.
         from tsx_runtime.features.generation.worker.vllm_engine import VllmEngine
 
-        return await VllmEngine.load(files, end_tokens)
-    model = load_model(files)
+        return await VllmEngine.load(files, end_tokens), None
+    model, media = load_model(files, config)
     if files.device.type == "cpu" and not has_thread_setting:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     # Only models of this engine need the import.
@@ -81,20 +90,60 @@ async def _load_engine(
 
     engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
     await engine.start()
-    return engine
+    return engine, media
 
 
-def load_model(files: PretrainedFiles) -> Any:
-    """Load the model itself, and prepare it for inference.
+def load_model(files: PretrainedFiles, config: Any) -> tuple[Any, MediaProcessor | None]:
+    """Load the model itself, prepared for inference, and the processor of its images and sounds.
+
+    A model whose media this engine cannot read is loaded for text only, if transformers can.
 
     Raises:
         LoadError: The model cannot be loaded.
     """
-    with convert_load_errors("The model"):
-        from transformers import AutoModelForCausalLM  # an extra
+    from transformers import (  # an extra
+        MODEL_FOR_CAUSAL_LM_MAPPING,
+        MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        AutoModelForCausalLM,
+        AutoModelForMultimodalLM,
+        AutoProcessor,
+    )
 
-        log_size(files.directory)
-        model = AutoModelForCausalLM.from_pretrained(
+    log_size(files.directory)
+    text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+    has_processor = any((files.directory / name).is_file() for name in PROCESSOR_FILES)
+    if not has_processor or type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
+        return _load_weights(files, AutoModelForCausalLM), None
+    model = None
+    try:
+        with convert_load_errors("The model's processor"):
+            processor = AutoProcessor.from_pretrained(
+                files.directory, trust_remote_code=files.trusted
+            )
+        media = MediaProcessor(processor, files.media_urls)
+    except LoadError as error:
+        fault: str | None = str(error)
+    else:
+        model = _load_weights(files, AutoModelForMultimodalLM)
+        capture_language_inputs(model)
+        fault = media.fault(model)
+        if fault is None:
+            return model, media
+    if text_class is None:
+        raise LoadError(
+            f"This engine cannot read the model's images or sounds: {fault} A model for images"
+            " can be packed with --task image-text-to-text."
+        )
+    logger.warning("the model is loaded for text only, without images or sounds: %s", fault)
+    if not isinstance(model, text_class):
+        del model
+        model = _load_weights(files, AutoModelForCausalLM)
+    return model, None
+
+
+def _load_weights(files: PretrainedFiles, auto_model: Any) -> Any:
+    with convert_load_errors("The model"):
+        model = auto_model.from_pretrained(
             files.directory, dtype=files.dtype, trust_remote_code=files.trusted
         )
     return prepare_for_inference(model, files)

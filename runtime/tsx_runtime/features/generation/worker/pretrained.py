@@ -24,6 +24,7 @@ from tsx_archiver.metadata.huggingface import (
     MANIFEST_KEY,
 )
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig, parse_model_config
+from tsx_runtime.features.generation.worker.media_files import UrlSettings
 from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
@@ -45,6 +46,7 @@ class PretrainedFiles(NamedTuple):
         dtype: transformers' name of the precision.
         device: The device of the worker.
         trusted: Whether code in the directory may be run.
+        media_urls: The settings for URLs of images and sounds in chats.
     """
 
     directory: Path
@@ -54,6 +56,7 @@ class PretrainedFiles(NamedTuple):
     dtype: str
     device: torch.device
     trusted: bool
+    media_urls: UrlSettings = UrlSettings()
 
     @property
     def precision(self) -> str | None:
@@ -105,6 +108,7 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         DTYPES[precision],
         device,
         bool(properties.get("trust_remote_code")),
+        UrlSettings(*properties.get("media_urls", ())),
     )
 
 

@@ -18,7 +18,7 @@ token, which the sampler reads back from the device for such sequences only.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -34,6 +34,7 @@ from tsx_runtime.features.generation.worker.grammars import (
     describe_grammar_error,
 )
 from tsx_runtime.features.generation.worker.interface import Sampling, TokenLogprob
+from tsx_runtime.features.generation.worker.media import SequenceEmbeddings
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher
@@ -46,7 +47,13 @@ RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in 
 HEAD_TOKENS = 1024  # On a CPU, top-p first looks at this number of the most likely tokens.
 PROBABILITY_BITS = 30  # No probability has a higher bit in fp32, where 1 is 0x3F800000.
 # The arguments for requests of transformers itself, which it uses to warm up.
-GREEDY_ARGUMENTS = {"temperature": 0.0, "logprobs": -1, "penalized": None, "grammar": None}
+GREEDY_ARGUMENTS = {
+    "temperature": 0.0,
+    "logprobs": -1,
+    "penalized": None,
+    "grammar": None,
+    "media": None,
+}
 
 
 class NextToken(NamedTuple):
@@ -149,6 +156,8 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
         # Returns the newest tokens of the rows, if the runner has copied them from the device.
         self.read_tokens: Callable[[], list[int]] | None = None
         self.is_decoding_only = False  # The batch has no prompts, only one token per sequence.
+        # The embeddings of parts of prompts with media, each with the index of its first token.
+        self.embeddings: list[tuple[int, torch.Tensor]] = []
         # keys: sequence, then position
         self._logprobs: defaultdict[str, dict[int, tuple[torch.Tensor, Any]]] = defaultdict(dict)
 
@@ -168,7 +177,10 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             )
             for state in states
         ]
-        self.is_decoding_only = all(request.query_length == 1 for request in requests_in_batch)
+        self.embeddings = list(_prompt_embeddings(requests_in_batch))
+        self.is_decoding_only = not self.embeddings and all(
+            request.query_length == 1 for request in requests_in_batch
+        )
         super().prepare_tensor_args(requests_in_batch, arg_storage)
         return arg_storage
 
@@ -330,7 +342,14 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         self.inputs_and_outputs.carry_over_tokens(
             batch_data["input_ids"], carry_over_ids, previous_output_ids
         )
-        logits = model(**batch_data).logits[0]
+        inputs = batch_data
+        if self.logit_processor.embeddings:
+            inputs = {name: value for name, value in batch_data.items() if name != "input_ids"}
+            rows = model.get_input_embeddings()(batch_data["input_ids"])
+            for start, part in self.logit_processor.embeddings:
+                rows[0, start : start + len(part)] = part
+            inputs["inputs_embeds"] = rows
+        logits = model(**inputs).logits[0]
         if "logits_to_keep" not in batch_data:
             logits = logits[batch_data["logits_indices"]]
         if not self.pad_inputs:  # Without graphs, inputs are not padded.
@@ -340,6 +359,24 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         if self._logits is None:
             self._logits = logits.new_empty(self.cb_config.max_requests_per_batch, logits.shape[-1])
         self._logits[: len(logits)].copy_(logits)
+
+
+def media_of(state: Any) -> Any:
+    """Return the `SequenceEmbeddings` of the engine's state of a sequence, or None."""
+    return (state.logit_processor_kwargs or GREEDY_ARGUMENTS)["media"]
+
+
+def _prompt_embeddings(requests_in_batch: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield the embeddings in a batch, each with the index of its first token."""
+    start = 0
+    for request in requests_in_batch:
+        media, end = media_of(request.state), request.state.position_offset
+        if media is not None and media.rows is not None:
+            # Tokens after the prompt have no rows.
+            part = media.rows[end - request.query_length : end]
+            if len(part):
+                yield start, part
+        start += request.query_length
 
 
 def draw_tokens(scores: torch.Tensor, rows: Sequence[NextToken]) -> torch.Tensor:
@@ -488,7 +525,10 @@ def _to_device(scores: torch.Tensor, values: list[Any], dtype: torch.dtype) -> t
 
 
 def sampling_arguments(
-    sampling: Sampling, seed: int, grammar: GrammarSequence | None = None
+    sampling: Sampling,
+    seed: int,
+    grammar: GrammarSequence | None = None,
+    media: SequenceEmbeddings | None = None,
 ) -> dict[str, Any]:
     """Return the sampler's arguments for a request of the engine.
 
@@ -496,6 +536,7 @@ def sampling_arguments(
         sampling: The parameters of the sequence.
         seed: The seed to use if the request has none.
         grammar: The grammar of the sequence.
+        media: The embeddings of the prompt, if it has images or sounds.
     """
     return {
         "temperature": float(sampling.temperature or 0),
@@ -506,6 +547,7 @@ def sampling_arguments(
         "logprobs": sampling.top_logprobs if sampling.logprobs else -1,
         "penalized": PenalizedSequence(sampling) if sampling.changes_scores else None,
         "grammar": grammar,
+        "media": media,
     }
 
 

@@ -18,6 +18,7 @@ from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import torch
 from transformers import ContinuousBatchingConfig, GenerationConfig
@@ -47,6 +48,7 @@ from tsx_runtime.features.generation.worker.interface import (
     TokenLogprob,
     Tokens,
 )
+from tsx_runtime.features.generation.worker.media import SequenceEmbeddings, embed_prompt
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
 from tsx_runtime.features.generation.worker.prompt_cache import PromptCache, sequence_name
 from tsx_runtime.features.generation.worker.sampler import (
@@ -401,6 +403,9 @@ class AdapterEngine:
             list(self._manager.logit_processor.logits_processor)
         )
         self._numbers = itertools.count()
+        # Sequences of one request share the embeddings of their prompt.
+        self._embeddings = WeakValueDictionary[Any, torch.Tensor]()
+        self._embedding_lock = asyncio.Lock()
         self._thread = threading.Thread(target=self._run, name="tsx-generation", daemon=True)
         self._refusal: EngineDied | InvalidInput | None = None  # the error of new sequences
 
@@ -488,6 +493,15 @@ class AdapterEngine:
                 retry_after=wait_s,
             )
 
+    async def _embed(self, prompt: Sequence[int], media: Media) -> SequenceEmbeddings:
+        key = (media.digest, tuple(prompt))
+        async with self._embedding_lock:
+            rows = self._embeddings.get(key)
+            if rows is None:
+                rows = await asyncio.to_thread(embed_prompt, self.model, prompt, media.features)
+                self._embeddings[key] = rows
+        return SequenceEmbeddings(rows)
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -499,6 +513,7 @@ class AdapterEngine:
 
         Raises:
             EngineDied: The engine has ended.
+            InvalidInput: The model cannot read the media.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -507,13 +522,18 @@ class AdapterEngine:
             next(self._numbers), sampling.cache_salt.encode("utf-8", "surrogatepass"), digest
         )
         stream = self._router.open(name, len(prompt))
+        try:
+            embeddings = None if media is None else await self._embed(prompt, media)
+        except BaseException:
+            self._router.close([name])
+            raise
         self._manager.add_request(
             list(prompt),
             name,
             max_new_tokens=sampling.max_tokens,
             streaming=True,
             eos_token_id=self.end_tokens,
-            **sampling_arguments(sampling, random.getrandbits(31), grammar),
+            **sampling_arguments(sampling, random.getrandbits(31), grammar, embeddings),
         )
         try:
             while True:
@@ -524,6 +544,8 @@ class AdapterEngine:
                 if tokens.finish_reason:
                     return
         finally:
+            if embeddings is not None:  # The engine keeps the last sequences until its next step.
+                embeddings.rows = None
             if not stream.cache_freed.done():
                 self._manager.cancel_request(name)
                 await stream.cache_freed

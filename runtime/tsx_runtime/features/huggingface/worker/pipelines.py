@@ -15,14 +15,14 @@ from PIL import Image
 
 from tsx_runtime.features.generation.worker import chat_templates
 from tsx_runtime.features.generation.worker.interface import TaskRequest
-from tsx_runtime.features.huggingface.worker import requests as read
-from tsx_runtime.features.huggingface.worker.loading import Loaded
-from tsx_runtime.features.huggingface.worker.media import (
+from tsx_runtime.features.generation.worker.media_files import (
     ImageReader,
     SoundReader,
     check_soundfile,
     to_json_value,
 )
+from tsx_runtime.features.huggingface.worker import requests as read
+from tsx_runtime.features.huggingface.worker.loading import Loaded
 from tsx_runtime.features.huggingface.worker.requests import Reader
 from tsx_runtime.features.huggingface.worker.tasks import Fields, Request, Task, Unit
 from tsx_runtime.worker.exceptions import InvalidInput

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
@@ -11,12 +11,46 @@ from pydantic_core import from_json
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Grammar, Prompt
+from tsx_runtime.features.generation.worker.media import Kind, MediaFile, no_media_error
 from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
 
+MAX_FILES = 16  # images and sounds in a chat
+FILE_KINDS: Mapping[str, Kind] = {"image_url": "image", "input_audio": "audio"}
 
-class TextPart(BodyObject, extra="ignore"):
-    type: Literal["text", "input_text", "output_text", "refusal"]
-    text: str = Field(validation_alias=AliasChoices("text", "refusal"))
+
+class ContentPart(BodyObject, extra="ignore"):
+    """A text, an image or a sound in a message; images are URLs, and sounds are base64."""
+
+    type: Literal[
+        "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
+    ]
+    text: str | None = Field(None, validation_alias=AliasChoices("text", "refusal"))
+    image_url: Annotated[str | None, BeforeValidator(lambda value: _value_of(value, "url"))] = None
+    input_audio: Annotated[str | None, BeforeValidator(lambda value: _value_of(value, "data"))] = (
+        None
+    )
+
+    @property
+    def field(self) -> str:
+        """The name of the field that has the content."""
+        name = "image_url" if self.type == "input_image" else self.type
+        return name if name in FILE_KINDS else "text"
+
+    @property
+    def value(self) -> str | None:
+        content: str | None = getattr(self, self.field)
+        return content
+
+    @model_validator(mode="after")
+    def _check_field(self) -> ContentPart:
+        if self.value is None:
+            raise ValueError(f"it has no '{self.field}'")
+        return self
+
+
+def _value_of(field: Any, name: str) -> Any:
+    """Return the content of a field, which is an object in chats and a text in responses."""
+    return field.get(name) if isinstance(field, dict) else field
 
 
 class CalledFunction(BodyObject, extra="ignore"):
@@ -48,7 +82,7 @@ class Message(BodyObject, extra="ignore"):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: (
         Annotated[
-            list[TextPart],
+            list[ContentPart],
             BeforeValidator(
                 lambda value: [{"type": "text", "text": value}] if isinstance(value, str) else value
             ),
@@ -76,10 +110,16 @@ class Message(BodyObject, extra="ignore"):
             include={"reasoning_content", "name", "tool_call_id", "tool_calls"},
             exclude_none=True,
         )
-        text = "".join(part.text for part in self.content or ())
+        content: list[JsonObject] = []
+        for part in self.content or ():
+            if (kind := FILE_KINDS.get(part.field)) is not None:
+                content.append({"type": kind, kind: ""})
+            else:
+                content.append({"type": "text", "text": part.value})
+        is_text = all(part["type"] == "text" for part in content)
         return {
             "role": "system" if self.role == "developer" else self.role,
-            "content": text,
+            "content": "".join(part["text"] for part in content) if is_text else content,
         } | optional
 
 
@@ -169,15 +209,38 @@ def encode_messages(
     """Encode a chat by the model's chat template.
 
     Raises:
-        RefusedField: The template ignores the tools.
+        RefusedField: The template ignores the tools, or an image or sound cannot be used.
         InvalidInput: The template refuses the messages.
     """
-    chat = [message.for_template() for message in messages]
-    prompt = generator.encode_chat(chat, tools, variables)
-    if tools and prompt == generator.encode_chat(chat, variables=variables):
+    chat, files = (
+        [message.for_template() for message in messages],
+        list(_files(generator, messages)),
+    )
+    prompt = generator.encode_chat(chat, tools, variables, files)
+    if tools and prompt.token_ids == generator.encode_chat(chat, (), variables, files).token_ids:
         raise RefusedField(
             "The model's chat template knows no tools. Send the request without 'tools', or serve a"
             " model that has them.",
             "tools",
         )
     return prompt
+
+
+def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[MediaFile]:
+    """Read the images and sounds of a chat.
+
+    Raises:
+        RefusedField: One cannot be read, or there are too many.
+    """
+    parts = [
+        (f"messages[{index}].content[{position}].{part.field}", FILE_KINDS[part.field], part.value)
+        for index, message in enumerate(messages)
+        for position, part in enumerate(message.content or ())
+        if part.field in FILE_KINDS
+    ]
+    for count, (field, kind, value) in enumerate(parts, 1):
+        if generator.media is None:
+            raise no_media_error(kind, field)
+        if count > MAX_FILES:
+            raise RefusedField(f"The chat has more than {MAX_FILES} images and sounds.", field)
+        yield generator.media.read(kind, value or "", field)

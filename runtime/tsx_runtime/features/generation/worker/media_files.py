@@ -1,6 +1,6 @@
 """Reading of images and sounds in requests, and writing of images in responses as base64.
 
-URLs are refused, since the server fetches nothing.
+Chats may name the URLs that the setting `allowed_urls` permits. Other requests may name none.
 """
 
 from __future__ import annotations
@@ -8,18 +8,28 @@ from __future__ import annotations
 import base64
 import binascii
 import io
-from typing import Any
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from PIL import Image
 
+from tsx_archiver.storage.private_directory import temporary_directory
+from tsx_runtime.errors import DownloadFailed, TsxError
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 from tsx_runtime.worker.handlers.steps.image_processing import to_rgb
 from tsx_runtime.worker.handlers.vision import NotAnImage, open_image
 
+if TYPE_CHECKING:
+    from tsx_runtime.sources import ModelUrl
+
 MAX_SOUND_S = 3600  # The limit is needed, since a small file may contain days of silence.
 MAX_SAMPLES = MAX_SOUND_S * 48_000  # the limit of samples in all channels of a file
+MAX_FETCHED_BYTES, MAX_FETCH_S = 32 << 20, 30.0
 
 
 def file_bytes(value: Any, kind: str) -> bytes:
@@ -48,6 +58,56 @@ def file_bytes(value: Any, kind: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError) as error:
         raise InvalidInput(f"The input is no {kind}: its text is not base64 ({error}).") from None
+
+
+class UrlSettings(NamedTuple):
+    """The settings of these names, which decide which URLs are fetched."""
+
+    allowed_urls: Sequence[str] = ()
+    allow_private_urls: bool = False
+    s3_endpoint_url: str | None = None
+
+
+def fetch(text: str, settings: UrlSettings) -> bytes:
+    """Download a file from a URL of a request. Each redirect must be allowed, too.
+
+    Raises:
+        InvalidInput: The URL is not allowed, or its file cannot be read.
+    """
+    # Few requests have URLs, so only these load the modules for downloads.
+    from tsx_runtime.sources import AllowList, http_download, parse_url, s3
+    from tsx_runtime.sources.urls import Rules
+
+    allow_list, end = AllowList(settings.allowed_urls), time.monotonic() + MAX_FETCH_S
+
+    def check(url: ModelUrl) -> None:
+        if url.scheme not in ("http", "https", "s3") or not allow_list.allows(url):
+            raise DownloadFailed(
+                "the server's setting allowed_urls does not have it; send the file as a data URL"
+            )
+
+    rules = Rules(
+        check,
+        lambda url: settings.allow_private_urls or allow_list.names_host(url),
+        MAX_FETCHED_BYTES,
+        stopped=lambda: time.monotonic() > end,
+        grace_s=MAX_FETCH_S,
+        limit="the limit for images and sounds",
+    )
+    try:
+        url = parse_url(text)
+        check(url)
+        with TemporaryDirectory(prefix="tsx-media-", dir=temporary_directory()) as directory:
+            part = Path(directory) / "file"
+            if url.scheme == "s3":
+                s3.download(url, part, rules, settings.s3_endpoint_url)
+            else:
+                http_download.download(url, part, rules)
+            return part.read_bytes()
+    except TsxError as error:
+        is_late = time.monotonic() > end
+        reason = f"it took more than {MAX_FETCH_S:g} s" if is_late else error.message.rstrip(".")
+        raise InvalidInput(f"The URL cannot be read: {reason}.") from error
 
 
 class ImageReader:
