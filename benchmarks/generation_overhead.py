@@ -28,15 +28,15 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker.attention import attend
+from tsx_runtime.features.generation.worker.engines.attention import attend
+from tsx_runtime.features.generation.worker.engines.transformers_engine import (
+    TransformersEngine,
+    batching_config,
+)
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Sampling
 from tsx_runtime.features.generation.worker.loading import torch_threads
 from tsx_runtime.features.generation.worker.metrics import GenerationMetrics
-from tsx_runtime.features.generation.worker.transformers_engine import (
-    TransformersEngine,
-    batching_config,
-)
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 

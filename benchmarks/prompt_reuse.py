@@ -17,7 +17,7 @@ from unittest import mock
 
 from tests.support.language_models import tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker import transformers_engine
+from tsx_runtime.features.generation.worker.engines import transformers_engine
 from tsx_runtime.features.generation.worker.interface import Sampling
 
 ROUNDS, CLIENTS, PROMPT, PREFIX, ANSWER = 5, 8, 250, 200, 32

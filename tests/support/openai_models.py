@@ -24,6 +24,9 @@ class Writer:
     def decode(self, ids, visible_tokens=()):
         return "".join(map(chr, ids))
 
+    def token_bytes(self, id):
+        return chr(id).encode()
+
     def encode_chat(self, messages, tools=(), variables=None, files=()):
         if messages[0]["role"] == "assistant":
             raise InvalidInput("The chat template refuses a chat that the assistant begins.")

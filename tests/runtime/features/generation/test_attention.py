@@ -10,7 +10,7 @@ pytest.importorskip("transformers")
 from transformers.generation.continuous_batching.utils import build_attention_mask  # noqa: E402
 from transformers.integrations.sdpa_attention import sdpa_attention_forward  # noqa: E402
 
-from tsx_runtime.features.generation.worker import attention  # noqa: E402
+from tsx_runtime.features.generation.worker.engines import attention  # noqa: E402
 
 
 class GroupedHeads(torch.nn.Module):  # type: ignore[misc]

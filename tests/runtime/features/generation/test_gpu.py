@@ -14,10 +14,10 @@ import torch
 from tests.runtime.features.generation.conftest import Run
 from tests.support.language_models import character_model, zen
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker import attention
+from tsx_runtime.features.generation.worker.engines import attention
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Sampling
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -111,7 +111,7 @@ def test_logprobs_belong_to_their_tokens(
 
 def test_vllm_continues_the_training_text(model: Path, tokens: list[int]) -> None:
     pytest.importorskip("vllm")
-    from tsx_runtime.features.generation.worker.vllm_engine import VllmEngine
+    from tsx_runtime.features.generation.worker.engines.vllm_engine import VllmEngine
 
     files = PretrainedFiles(
         model,

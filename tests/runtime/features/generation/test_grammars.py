@@ -25,10 +25,10 @@ from hypothesis import strategies as st
 from tests.runtime.features.generation.conftest import Run
 from tests.support.language_models import bpe_tokenizer
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker import grammars
-from tsx_runtime.features.generation.worker.grammars import GrammarCompiler
+from tsx_runtime.features.generation.worker.engines import grammars
+from tsx_runtime.features.generation.worker.engines.grammars import GrammarCompiler
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 from tsx_runtime.worker.exceptions import InvalidInput
 
 pytest.importorskip("llguidance")

@@ -19,13 +19,13 @@ from tests.runtime.features.generation.conftest import Run
 from tests.support.multimodal_models import DECODER, png, qwen2_vl, tiny_model, wav
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.features.generation.worker import media as media_module
-from tsx_runtime.features.generation.worker import transformers_engine
+from tsx_runtime.features.generation.worker.engines import transformers_engine
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Prompt, Sampling, Tokens
 from tsx_runtime.features.generation.worker.loading import load_model
 from tsx_runtime.features.generation.worker.media import MediaFile, embed_prompt
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
 
@@ -226,7 +226,7 @@ def test_the_choices_of_a_request_share_embeddings_that_end_with_them(
         return rows
 
     monkeypatch.setattr(
-        "tsx_runtime.features.generation.worker.transformers_engine.embed_prompt", embed
+        "tsx_runtime.features.generation.worker.engines.transformers_engine.embed_prompt", embed
     )
     prompt = llava.prompt("What is it?", png("navy"))
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.runtime.features.generation.conftest import Run
 from tests.runtime.features.generation.test_transformers_engine import (
@@ -19,9 +20,10 @@ from tests.runtime.features.generation.test_transformers_engine import (
     small_pages,
     started,
 )
+from tsx_runtime.features.generation.worker.engines import transformers_engine
+from tsx_runtime.features.generation.worker.engines.prompt_cache import add_salt, sequence_name
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Media, Sampling
-from tsx_runtime.features.generation.worker.prompt_cache import add_salt, sequence_name
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 
 PAGE = 16
 PREFIX = "In the face of ambiguity, refuse the temptation to guess. " * 3
@@ -68,8 +70,14 @@ def test_a_common_beginning_is_found_and_does_not_change_the_answer(
 
 
 def test_sequences_with_different_salts_or_media_share_nothing(
-    engine: TransformersEngine, run: Run
+    engine: TransformersEngine, run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # This model reads text only, so its media change nothing.
+    monkeypatch.setattr(
+        transformers_engine,
+        "embed_prompt",
+        lambda model, prompt, features: model.get_input_embeddings()(torch.tensor(prompt)),
+    )
     ann, bob = with_logprobs(cache_salt="ann"), with_logprobs(cache_salt="bob")
     first = run(answer(engine, PREFIX, ann))
     for sampling, media in ((bob, b""), (ann, b"picture"), (bob, b"picture"), (ann, b"sound")):

@@ -16,8 +16,7 @@ from transformers.generation.logits_process import (
     SequenceBiasLogitsProcessor,
 )
 
-from tsx_runtime.features.generation.worker.interface import Sampling
-from tsx_runtime.features.generation.worker.sampler import (
+from tsx_runtime.features.generation.worker.engines.sampler import (
     NextToken,
     PenalizedSequence,
     Sampler,
@@ -27,6 +26,7 @@ from tsx_runtime.features.generation.worker.sampler import (
     sampling_arguments,
     smallest_kept,
 )
+from tsx_runtime.features.generation.worker.interface import Sampling
 
 LOGITS = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0, -3.0])
 

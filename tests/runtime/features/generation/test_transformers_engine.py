@@ -19,9 +19,9 @@ from tests.runtime.features.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer, lora_adapter, tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.generation.worker import transformers_engine
+from tsx_runtime.features.generation.worker.engines import transformers_engine
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Sampling
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 from tsx_runtime.worker.exceptions import EngineDied, InvalidInput, LoadError
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

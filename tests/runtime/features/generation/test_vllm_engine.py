@@ -116,7 +116,7 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         module.__spec__ = ModuleSpec(name, None)
         module.__dict__.update(members)
         monkeypatch.setitem(sys.modules, name, module)
-    module = importlib.import_module("tsx_runtime.features.generation.worker.vllm_engine")
+    module = importlib.import_module("tsx_runtime.features.generation.worker.engines.vllm_engine")
     yield module.VllmEngine
     del sys.modules[module.__name__]
 
@@ -283,8 +283,10 @@ def test_a_model_that_vllm_rejects_does_not_load(
 def test_vllm_runs_a_model_only_by_its_name(
     run: Run, engine_class: Any, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
-    monkeypatch.setattr(loading, "load_model", lambda files: pytest.fail(files.config.engine))
+    monkeypatch.setattr(
+        loading, "load_model", lambda files, config: pytest.fail(files.config.engine)
+    )
     with pytest.raises(pytest.fail.Exception, match=engine):
-        run(loading._load_engine(pretrained_files(engine=engine), [0], False))
-    named = run(loading._load_engine(pretrained_files(engine="vllm"), [0], False))
+        run(loading._load_engine(pretrained_files(engine=engine), None, [0], None, False))
+    named, _ = run(loading._load_engine(pretrained_files(engine="vllm"), None, [0], None, False))
     assert isinstance(named, engine_class)

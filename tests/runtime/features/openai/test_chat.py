@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.language_models import scripted_model
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
+from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.generator import TextGenerator
-from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
 from tsx_runtime.features.openai.worker.answer_formats import choose_format
 from tsx_runtime.features.openai.worker.generation import answer
 from tsx_runtime.features.openai.worker.messages import Message
@@ -78,6 +78,7 @@ class Client:
             send_piece=lambda _, piece: self.pieces.append(piece),
             set_response_content_type=lambda *_: None,
             set_response_status=lambda *_: None,
+            get_request_header=lambda *_: None,
         )
         return self._run(answer(path, body, self.generator, context, "m"))
 

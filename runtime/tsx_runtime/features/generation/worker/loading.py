@@ -79,14 +79,16 @@ async def _load_engine(
         # vLLM would send usage statistics to its authors.
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         # vLLM is an extra, which few models use.
-        from tsx_runtime.features.generation.worker.vllm_engine import VllmEngine
+        from tsx_runtime.features.generation.worker.engines.vllm_engine import VllmEngine
 
         return await VllmEngine.load(files, end_tokens), None
     model, media = load_model(files, config)
     if files.device.type == "cpu" and not has_thread_setting:
         torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
     # Only models of this engine need the import.
-    from tsx_runtime.features.generation.worker.transformers_engine import TransformersEngine
+    from tsx_runtime.features.generation.worker.engines.transformers_engine import (
+        TransformersEngine,
+    )
 
     engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
     await engine.start()

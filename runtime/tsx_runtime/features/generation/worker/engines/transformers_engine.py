@@ -35,10 +35,17 @@ from transformers.generation.continuous_batching.utils import (
 
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.generation.worker import attention
-from tsx_runtime.features.generation.worker.grammars import (
+from tsx_runtime.features.generation.worker.engines import attention
+from tsx_runtime.features.generation.worker.engines.grammars import (
     GrammarCompiler,
     missing_grammar_support,
+)
+from tsx_runtime.features.generation.worker.engines.prompt_cache import PromptCache, sequence_name
+from tsx_runtime.features.generation.worker.engines.sampler import (
+    GrammarSequence,
+    Sampler,
+    SamplingRunner,
+    sampling_arguments,
 )
 from tsx_runtime.features.generation.worker.interface import (
     EngineStats,
@@ -50,13 +57,6 @@ from tsx_runtime.features.generation.worker.interface import (
 )
 from tsx_runtime.features.generation.worker.media import SequenceEmbeddings, embed_prompt
 from tsx_runtime.features.generation.worker.pretrained import load_adapter
-from tsx_runtime.features.generation.worker.prompt_cache import PromptCache, sequence_name
-from tsx_runtime.features.generation.worker.sampler import (
-    GrammarSequence,
-    Sampler,
-    SamplingRunner,
-    sampling_arguments,
-)
 from tsx_runtime.shared.memory import free_memory
 from tsx_runtime.worker.exceptions import EngineDied, InvalidInput, LoadError, describe_error
 

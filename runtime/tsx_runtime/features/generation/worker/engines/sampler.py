@@ -29,7 +29,7 @@ from transformers.generation.continuous_batching.model_runner import ModelRunner
 from transformers.generation.continuous_batching.utils import stream_context
 from transformers.generation.logits_process import LogitsProcessorList
 
-from tsx_runtime.features.generation.worker.grammars import (
+from tsx_runtime.features.generation.worker.engines.grammars import (
     allowed_tokens,
     describe_grammar_error,
 )

@@ -1,0 +1,1 @@
+"""The engines of text generation, and what they compute each step with."""
