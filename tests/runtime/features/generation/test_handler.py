@@ -186,7 +186,7 @@ def test_an_adapter_is_chosen_by_request_and_has_its_own_metrics(worker: Worker)
         ("a", [1], "parameters"),
         ([1, 2], {}, "inputs must be a text"),
         ("", {}, "The prompt has 0 tokens"),
-        ("a " * 100_000, {}, f"200,000 characters, which the model's context of {CONTEXT} tokens"),
+        ("a " * 100_000, {}, f"{CONTEXT} tokens, which cannot hold the 200,000 characters"),
         ("a", {"max_new_tokens": CONTEXT}, "Shorten the prompt, or ask for fewer."),
         ("a " * CONTEXT, {}, f"context of {CONTEXT} holds prompt and answer. Shorten it."),
         ([{"role": "oracle", "content": "a"}], {}, "TemplateError: there is no role oracle"),
