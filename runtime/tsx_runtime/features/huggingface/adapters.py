@@ -160,7 +160,7 @@ class Adapters:
         return self._registry.state.directory / PART / version.name / version.version
 
     def _check_name(self, version: ModelVersion, name: str, in_place: bool) -> None:
-        if name in version.manifest[MANIFEST_KEY].get("adapters", ()):
+        if name in packed_adapters(version):
             raise BadRequest(f"The lora adapter '{name}' is a part of the model's archive.")
         if name in version.added_adapters and not in_place:
             raise BadRequest(f"The lora adapter '{name}' has already been loaded. {IN_PLACE}")
@@ -224,8 +224,20 @@ class Adapters:
         self._registry.state.save(version.name, **{PART: parts or None})
 
 
+def packed_adapters(version: ModelVersion) -> list[Any]:
+    """Return the names of the adapters in a version's archive."""
+    names = _entry(version).get("adapters")
+    return names if isinstance(names, list) else []
+
+
 def _generates(version: ModelVersion) -> bool:
-    return (version.manifest.get(MANIFEST_KEY) or {}).get("task") == GENERATION
+    return bool(_entry(version).get("task") == GENERATION)
+
+
+def _entry(version: ModelVersion) -> dict[str, Any]:
+    """Return the archive's entry about the model, which may be anything."""
+    entry = version.manifest.get(MANIFEST_KEY)
+    return entry if isinstance(entry, dict) else {}
 
 
 def _loaded(version: ModelVersion) -> list[Channel]:

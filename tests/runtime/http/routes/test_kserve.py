@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tsx_runtime.features.huggingface.adapters import packed_adapters
 from tsx_runtime.features.openai.routes import adapters_of
 
 
@@ -149,4 +150,6 @@ def test_a_v2_request_without_content_type_is_json(server):
 
 @pytest.mark.parametrize("huggingface_entry", [None, 5, {}, {"adapters": 5}, {"adapters": None}])
 def test_an_invalid_manifest_has_no_adapters(huggingface_entry: Any) -> None:
-    assert adapters_of(SimpleNamespace(manifest={"huggingface": huggingface_entry})) == []  # type: ignore[arg-type]
+    version: Any = SimpleNamespace(manifest={"huggingface": huggingface_entry}, added_adapters={})
+    assert adapters_of(version) == []
+    assert packed_adapters(version) == []
