@@ -95,8 +95,8 @@ async def test_the_download_of_a_client_that_left_is_removed(registry, tmp_path,
         download_finished.set()
         return file
 
-    monkeypatch.setattr(registry._downloads._fetcher, "local_file", lambda *arguments: None)
-    monkeypatch.setattr(registry._downloads._fetcher, "fetch", fetch)
+    monkeypatch.setattr(registry.downloads._fetcher, "local_file", lambda *arguments: None)
+    monkeypatch.setattr(registry.downloads._fetcher, "fetch", fetch)
     registration = asyncio.create_task(
         registry.register(RegisterOrder(url="https://models.example/m.mar"))
     )
