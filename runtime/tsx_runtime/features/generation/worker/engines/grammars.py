@@ -1,33 +1,43 @@
 """Grammars that generated texts follow, compiled by llguidance.
 
 A matcher of llguidance reads the tokens of one sequence, and tells which tokens may come next.
+A compilation cannot be stopped, and a schema as short as a large `multipleOf` may take hours and
+all memory. Therefore another process compiles each grammar first, and may be killed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import importlib.util
 import json
+import math
 import os
+import subprocess
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import torch
 
 from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.worker.exceptions import InvalidInput
 
 if TYPE_CHECKING:
+    import torch
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 MAX_GRAMMAR_CHARS = 64 << 10
-MAX_COMPILE_S = 2.0  # of the compiler's thread
+MAX_COMPILE_S = 2  # CPU time of the process that tries a grammar
+MAX_TRIAL_S = 60.0  # the time on a busy machine, with the start of that process
+MAX_PATH_S = 0.5  # CPU time of the search for the path of an error
 MAX_CACHED_GRAMMARS, MAX_CACHED_CHARS = 64, 1 << 20
 # llguidance compiles by recursion. For a grammar of MAX_GRAMMAR_CHARS it needs up to 32 MiB.
 COMPILER_STACK_BYTES = 256 << 20
@@ -35,7 +45,6 @@ COMPILER_STACK_BYTES = 256 << 20
 JSON_OPTIONS = {"whitespace_pattern": r"[ \t\n\r]{1,32}"}
 # With llguidance's own limits, one step of a hostile regular expression takes ten seconds.
 INITIAL_LEXER_FUEL, STEP_LEXER_FUEL, MAX_LEXER_STATES = 200_000, 10_000, 20_000
-MAX_PATH_COMPILATIONS = 200
 INLINE_CORES = 2  # With so few cores, other threads take longer than they save.
 
 
@@ -47,6 +56,7 @@ class GrammarCompiler:
         self._vocabulary = max(vocabulary, len(tokenizer))
         self._end_tokens = list(end_tokens)
         self._token_trie: LLTokenizer | None = None
+        self._trials: GrammarTrials | None = None
         self._cache: dict[Grammar, asyncio.Future[LLMatcher | str]] = {}
 
     async def compile(self, grammar: Grammar) -> LLMatcher:
@@ -78,32 +88,122 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
         """Return a matcher, or why there is none."""
-        from llguidance import LLMatcher, LLParserLimits  # an extra
-        from llguidance.hf import from_tokenizer
+        from llguidance.hf import from_tokenizer  # an extra
 
-        if self._token_trie is None:
+        if self._token_trie is None or self._trials is None:
+            backend = copy.copy(self._tokenizer.backend_tokenizer)
+            backend.no_padding()
+            backend.no_truncation()
             self._token_trie = from_tokenizer(self._tokenizer, self._vocabulary, self._end_tokens)
-        start_s = time.thread_time()
+            self._trials = GrammarTrials(backend.to_str(), self._vocabulary, self._end_tokens)
+        error = self._trials.error(grammar)
+        return compile_grammar(self._token_trie, grammar) if error is None else error
+
+
+class GrammarTrials:
+    """A process that compiles grammars to find out whether they can be compiled in time."""
+
+    def __init__(self, tokenizer: str, vocabulary: int, end_tokens: Sequence[int]) -> None:
+        self._arguments = [tokenizer, vocabulary, list(end_tokens)]
+        self._process: subprocess.Popen[str] | None = None
+
+    def error(self, grammar: Grammar) -> str | None:
+        """Return why a grammar cannot be used; None if it can. This blocks."""
+        if self._process is None:
+            self._process = self._start()
+        process = self._process
+        assert process.stdin is not None
+        assert process.stdout is not None
+        timer = threading.Timer(MAX_TRIAL_S, process.kill)
+        timer.start()
         try:
-            definition = _definition(grammar)
-        except (ValueError, TypeError, RecursionError) as error:
-            return f"{error}."
-        limits = LLParserLimits(
-            initial_lexer_fuel=INITIAL_LEXER_FUEL,
-            step_lexer_fuel=STEP_LEXER_FUEL,
-            max_lexer_states=MAX_LEXER_STATES,
-            verbose_errors=False,
+            process.stdin.write(f"{json.dumps(grammar)}\n")
+            process.stdin.flush()
+            answer = process.stdout.readline()
+        except OSError:
+            answer = ""
+        finally:
+            timer.cancel()
+        if answer:
+            error: str | None = json.loads(answer)
+            return error
+        _end(process)
+        self._process = None
+        return f"its compilation takes more than {MAX_COMPILE_S} s, or breaks off. Make it simpler."
+
+    def _start(self) -> subprocess.Popen[str]:
+        program = (
+            f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import answer_trials;"
+            " answer_trials()"
         )
-        matcher = LLMatcher(self._token_trie, definition, log_level=0, limits=limits)
-        if matcher.is_error():
-            return describe_grammar_error(matcher) + _describe_path(grammar)
-        # The first mask shows whether there is any text, and how long such masks take.
-        matcher.compute_bitmask()
-        if matcher.is_stopped() and not matcher.is_accepting():
-            return "no text follows it."
-        if time.thread_time() - start_s > MAX_COMPILE_S:
-            return f"its compilation takes more than {MAX_COMPILE_S:.0f} s. Make it simpler."
-        return matcher
+        process = subprocess.Popen(
+            [sys.executable, "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+        )
+        weakref.finalize(self, _end, process)
+        assert process.stdin is not None
+        process.stdin.write(f"{json.dumps(self._arguments)}\n")
+        return process
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    with suppress(OSError):  # The rest of its input cannot be written.
+        process.communicate()
+
+
+def answer_trials() -> None:
+    """Compile the grammars in the lines of stdin, and write the error of each, or null."""
+    from llguidance import LLTokenizer  # an extra
+
+    tokenizer, vocabulary, end_tokens = json.loads(sys.stdin.readline())
+    token_trie = LLTokenizer(tokenizer, n_vocab=vocabulary, eos_token=end_tokens)
+
+    def error(grammar: Grammar) -> str | None:
+        result = compile_grammar(token_trie, grammar)
+        return result if isinstance(result, str) else None
+
+    for line in sys.stdin:
+        _limit_cpu_time()
+        text = json.dumps(_compiler_thread().submit(error, Grammar(*json.loads(line))).result())
+        print(text, flush=True)
+
+
+def _limit_cpu_time() -> None:
+    """Let the system end this process after the next MAX_COMPILE_S of CPU time."""
+    if sys.platform != "win32":  # Windows has no such limit, so only MAX_TRIAL_S applies.
+        import resource
+
+        end_s = math.ceil(time.process_time() + MAX_COMPILE_S)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_CPU, (end_s, resource.getrlimit(resource.RLIMIT_CPU)[1]))
+
+
+def compile_grammar(token_trie: LLTokenizer, grammar: Grammar) -> LLMatcher | str:
+    """Return a matcher, or why there is none."""
+    from llguidance import LLMatcher, LLParserLimits  # an extra
+
+    try:
+        definition = _definition(grammar)
+    except (ValueError, TypeError, RecursionError) as error:
+        return f"{error}."
+    limits = LLParserLimits(
+        initial_lexer_fuel=INITIAL_LEXER_FUEL,
+        step_lexer_fuel=STEP_LEXER_FUEL,
+        max_lexer_states=MAX_LEXER_STATES,
+        verbose_errors=False,
+    )
+    matcher = LLMatcher(token_trie, definition, log_level=0, limits=limits)
+    if matcher.is_error():
+        return describe_grammar_error(matcher) + _describe_path(grammar)
+    # The first mask shows whether there is any text, and how long such masks take.
+    matcher.compute_bitmask()
+    if matcher.is_stopped() and not matcher.is_accepting():
+        return "no text follows it."
+    return matcher
 
 
 def missing_grammar_support(tokenizer: Any) -> str | None:
@@ -124,6 +224,8 @@ def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tens
 
     At the end of a grammar, and after an error, these are the end tokens.
     """
+    import torch  # The process of trials needs none.
+
     words = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
     address, row_bytes = words.ctypes.data, words.itemsize * words.shape[1]
     if (os.cpu_count() or 1) <= INLINE_CORES:
@@ -173,8 +275,8 @@ def _describe_path(grammar: Grammar) -> str:
     def error() -> str:
         return LLMatcher.validate_grammar(_definition(Grammar("json_schema", json.dumps(schema))))
 
-    expected, attempts = error(), iter(range(MAX_PATH_COMPILATIONS))
-    _remove_valid_parts(schema, lambda: next(attempts, None) is None or error() != expected)
+    expected, end_s = error(), time.thread_time() + MAX_PATH_S
+    _remove_valid_parts(schema, lambda: time.thread_time() > end_s or error() != expected)
     paths = list(_leaf_paths(schema))
     depth = max(map(len, paths))
     deepest = zip(*(path for path in paths if len(path) == depth), strict=True)
