@@ -131,7 +131,7 @@ class ConcurrentRequests:
             error = str(failure)
         except Exception as failure:  # the boundary to the code of a handler
             logger.exception("the adapter %s cannot be changed", order["name"])
-            error = describe_error(failure)
+            error = f"The adapter {order['name']} cannot be used: {describe_error(failure)}"
         with suppress(ConnectionError):
             self._channel.send(Kind.ADAPTER, 0, extra=json.dumps({"error": error}).encode())
 

@@ -145,8 +145,9 @@ def test_a_stop_string_ends_the_text_before_it(worker: Worker, expected: list[in
 
 
 def test_a_grammar_binds_the_text(worker: Worker) -> None:
-    grammar = {"type": "json", "value": {"enum": ["grün"]}}
-    assert ask(worker, grammar=grammar) == {"generated_text": '"grün"'}
+    for value in ({"enum": ["grün"]}, '{"enum": ["grün"]}'):
+        grammar: dict[str, Any] = {"type": "json", "value": value}
+        assert ask(worker, grammar=grammar) == {"generated_text": '"grün"'}
     grammar = {"type": "regex", "value": "[0-9]{3}z"}
     assert re.fullmatch("[0-9]{3}z", ask(worker, grammar=grammar)["generated_text"])
 

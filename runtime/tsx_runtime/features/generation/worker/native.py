@@ -39,9 +39,9 @@ class GrammarParameter(BodyObject):
     value: Any
 
     def grammar(self) -> Grammar:
-        if self.type == "regex" and isinstance(self.value, str):
-            return Grammar("regex", self.value)
-        return Grammar("json_schema", json.dumps(self.value))
+        # A schema may be an object or its text.
+        text = self.value if isinstance(self.value, str) else json.dumps(self.value)
+        return Grammar("regex" if self.type == "regex" else "json_schema", text)
 
 
 class Parameters(BodyObject, extra="allow"):

@@ -238,9 +238,11 @@ def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[Me
         for position, part in enumerate(message.content or ())
         if part.field in FILE_KINDS
     ]
-    for count, (field, kind, value) in enumerate(parts, 1):
+    # Files beyond the limit are refused before the first one is fetched.
+    if generator.media is not None and len(parts) > MAX_FILES:
+        field = parts[MAX_FILES][0]
+        raise RefusedField(f"The chat has more than {MAX_FILES} images and sounds.", field)
+    for field, kind, value in parts:
         if generator.media is None:
             raise no_media_error(kind, field)
-        if count > MAX_FILES:
-            raise RefusedField(f"The chat has more than {MAX_FILES} images and sounds.", field)
         yield generator.media.read(kind, value or "", field)
