@@ -4,12 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles, find_pretrained
+from tsx_runtime.features.generation.worker import pretrained
+from tsx_runtime.features.generation.worker.pretrained import (
+    PretrainedFiles,
+    check_patterns,
+    find_pretrained,
+)
 from tsx_runtime.worker.exceptions import LoadError
 from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
@@ -52,3 +58,26 @@ def test_a_task_in_model_config_overrides_the_archives(tmp_path: Path) -> None:
 def test_an_unknown_precision_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"'auto', 'fp32', 'fp16' or 'bf16'|auto, fp32, fp16, bf16"):
         find(tmp_path, config)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"target_modules": "((.*)+)+z"},
+        {"exclude_modules": "((.*)+)+z"},
+        {"rank_pattern": {"((.*)+)+z": 4}},
+        {"alpha_pattern": {"((.*)+)+z": 4}},
+        {"layers_pattern": ["((.*)+)+z"]},
+    ],
+)
+def test_an_adapter_whose_patterns_take_too_long_is_refused(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrained, "MAX_PATTERNS_S", 1.0)
+    with pytest.raises(LoadError, match="adapter bad has patterns"):
+        check_patterns("bad", SimpleNamespace(**config), ["model.layers.0.self_attn.q_proj"] * 3)
+
+
+@pytest.mark.parametrize("pattern", [r".*\.(q_proj|v_proj)$", "["])
+def test_other_patterns_are_left_to_peft(pattern: str) -> None:
+    check_patterns("good", SimpleNamespace(target_modules=pattern), ["model.layers.0.q_proj"])

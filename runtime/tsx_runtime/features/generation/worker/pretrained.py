@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import json
 import logging
-from collections.abc import Iterator
+import subprocess
+import sys
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -30,6 +33,7 @@ from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
 SAVE_TOKENIZER_ADVICE = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
+MAX_PATTERNS_S = 10.0  # the time to match an adapter's patterns, with the start of a process
 LOG_INTERVAL_S = 5.0  # the time between two lines about the progress
 
 logger = logging.getLogger("tsx.worker")
@@ -202,6 +206,7 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
         if (bias := getattr(config, "bias", "none")) != "none":
             fault = f"was trained with bias={bias}, which changes the model that others share"
             raise LoadError(f"The adapter {name} {fault}. Train it without.")
+        check_patterns(name, config, [module_name for module_name, _ in model.named_modules()])
         shared_tensors = {
             id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())
         }
@@ -221,6 +226,49 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
                         f" {others[0]}."
                     )
     return adapted_model.get_base_model().eval().requires_grad_(False)
+
+
+def check_patterns(adapter: str, config: Any, names: Iterable[str]) -> None:
+    """Check that the regular expressions of an adapter can be matched in time.
+
+    PEFT matches them with all names of modules. One match may take years, in which the worker would
+    answer nothing, so a process that can be killed matches them first.
+
+    Raises:
+        LoadError: The matches take more than MAX_PATTERNS_S.
+    """
+    fields = ("target_modules", "exclude_modules", "rank_pattern", "alpha_pattern")
+    target, excluded, ranks, alphas = (getattr(config, field, None) for field in fields)
+    layers = getattr(config, "layers_pattern", None) or ()
+    # These forms are those of PEFT.
+    patterns = [
+        *(pattern for pattern in (target, excluded) if isinstance(pattern, str)),
+        *(rf"(.*\.)?({key})$" for key in (*(ranks or ()), *(alphas or ()))),
+        *(
+            rf"(?:^|.*?\.){pattern}\.\d+\..*"
+            for pattern in ([layers] if isinstance(layers, str) else layers)
+        ),
+    ]
+    if not patterns:
+        return
+    program = (
+        "import json, re, sys; patterns, names = json.load(sys.stdin);"
+        " [re.fullmatch(pattern, name) for pattern in patterns for name in names]"
+    )
+    try:
+        # A pattern that is no regular expression ends the process; PEFT then tells the error.
+        subprocess.run(
+            [sys.executable, "-I", "-S", "-c", program],
+            input=json.dumps([patterns, list(names)]).encode(),
+            stderr=subprocess.DEVNULL,
+            timeout=MAX_PATTERNS_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise LoadError(
+            f"The adapter {adapter} has patterns of module names that take more than"
+            f" {MAX_PATTERNS_S:g} s to match. List the names in target_modules instead."
+        ) from None
 
 
 class _LogLines:
