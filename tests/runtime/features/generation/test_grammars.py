@@ -317,6 +317,13 @@ def test_compiled_grammars_are_cached_within_bounds(run: Run) -> None:
     assert sum(len(grammar.text) for grammar in compiler._cache) <= grammars.MAX_CACHED_CHARS
 
 
+def test_thousands_of_choices_can_be_written(compiler: GrammarCompiler, run: Run) -> None:
+    matcher = run(compiler.compile(Grammar("choice", json.dumps([f"c{n}" for n in range(5000)]))))
+    assert matcher.consume_tokens(bpe_tokenizer()("c4321")["input_ids"])
+    matcher.compute_bitmask()
+    assert matcher.is_accepting()
+
+
 @settings(max_examples=25)
 @given(st.lists(st.text(alphabet='ab\n"\\é😀 /{|', max_size=6), min_size=1, max_size=4))
 def test_exactly_the_choices_can_be_written(choices: list[str]) -> None:

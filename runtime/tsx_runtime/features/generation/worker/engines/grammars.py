@@ -258,7 +258,8 @@ def _definition(grammar: Grammar) -> str:
     if not (isinstance(choices, list) and choices and all(isinstance(c, str) for c in choices)):
         raise TypeError("a choice is a list of one text or more")
     quoted = (json.dumps(choice, ensure_ascii=False) for choice in choices)
-    return LLMatcher.grammar_from_lark(f"start: {' | '.join(quoted)}")
+    # As a terminal, thousands of choices are one regular expression.
+    return LLMatcher.grammar_from_lark(f"start: CHOICE\nCHOICE: {' | '.join(quoted)}")
 
 
 def _describe_path(grammar: Grammar) -> str:
