@@ -136,7 +136,8 @@ class Adapters:
 
     def restore(self, version: ModelVersion) -> None:
         """Set the adapters of a new version that the saved state has."""
-        version.added_adapters = self._saved(version.name).get(version.version, {})
+        # A copy, since the state is only written when it differs from what it has.
+        version.added_adapters = dict(self._saved(version.name).get(version.version, {}))
 
     def forget(self, version: ModelVersion) -> None:
         """Remove the adapters of a version that was served, unless the server ends."""

@@ -192,6 +192,10 @@ def test_the_next_server_has_the_adapters_until_the_model_is_unregistered(
     with serve(state_dir=tmp_path) as server:
         assert model_ids(server) == ["m", "m/packed", "m/kept"]
         assert texts(server, "m/kept", 1) == {expected}
+        assert load(server, "new", "terse").status_code == 200
+        assert unload(server, "kept").status_code == 200
+    with serve(state_dir=tmp_path) as server:  # It has what the last one has changed.
+        assert model_ids(server) == ["m", "m/packed", "m/new"]
         server.call(lambda: server.registry.unregister("m"))
         assert not [path for path in (tmp_path / "adapters").rglob("*") if path.is_file()]
         server.call(lambda: server.registry.register(RegisterOrder("m", initial_workers=1)))
