@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -25,6 +26,7 @@ from tsx_runtime.worker.exceptions import InvalidInput
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from tokenizers import Tokenizer
 
 MAX_GRAMMAR_CHARS = 64 << 10
 MAX_COMPILE_S = 2.0  # of the compiler's thread
@@ -78,11 +80,14 @@ class GrammarCompiler:
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
         """Return a matcher, or why there is none."""
-        from llguidance import LLMatcher, LLParserLimits  # an extra
-        from llguidance.hf import from_tokenizer
+        from llguidance import LLMatcher, LLParserLimits, LLTokenizer  # an extra
 
         if self._token_trie is None:
-            self._token_trie = from_tokenizer(self._tokenizer, self._vocabulary, self._end_tokens)
+            backend = _continuing_tokenizer(self._tokenizer.backend_tokenizer)
+            try:
+                self._token_trie = LLTokenizer(backend, self._vocabulary, self._end_tokens)
+            except ValueError as error:
+                return f"llguidance cannot read the model's tokenizer: {error}."
         start_s = time.thread_time()
         try:
             definition = _definition(grammar)
@@ -104,6 +109,30 @@ class GrammarCompiler:
         if time.thread_time() - start_s > MAX_COMPILE_S:
             return f"its compilation takes more than {MAX_COMPILE_S:.0f} s. Make it simpler."
         return matcher
+
+
+def _continuing_tokenizer(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer that writes no space before the text, which continues a prompt.
+
+    llguidance tokenizes the characters that a grammar forces, and reads no Metaspace decoder.
+    """
+    from tokenizers import decoders, pre_tokenizers  # an extra
+
+    tokenizer = copy(tokenizer)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    steps = tokenizer.pre_tokenizer
+    if not isinstance(steps, pre_tokenizers.Sequence):
+        steps = [steps]
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = False
+        elif isinstance(step, pre_tokenizers.Metaspace):
+            step.prepend_scheme = "never"
+    if isinstance(tokenizer.decoder, decoders.Metaspace):
+        spaces = decoders.Replace(tokenizer.decoder.replacement, " ")
+        tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
+    return str(tokenizer.to_str())
 
 
 def missing_grammar_support(tokenizer: Any) -> str | None:
