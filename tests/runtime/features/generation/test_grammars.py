@@ -29,6 +29,7 @@ from tsx_runtime.features.generation.worker.engines import grammars
 from tsx_runtime.features.generation.worker.engines.grammars import GrammarCompiler
 from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput
 
 pytest.importorskip("llguidance")
@@ -281,8 +282,9 @@ def test_an_unusable_grammar_is_refused(
     compiler: GrammarCompiler, run: Run, grammar: Grammar
 ) -> None:
     for _ in range(2):  # The second refusal comes from the cache.
-        with pytest.raises(InvalidInput, match="grammar"):
-            run(compiler.compile(grammar))
+        with pytest.raises(RefusedField, match="grammar") as exc_info:
+            run(compiler.compile(grammar._replace(field="tools")))
+        assert exc_info.value.param == "tools"
 
 
 def test_a_long_chain_of_rules_is_compiled(compiler: GrammarCompiler, run: Run) -> None:

@@ -26,13 +26,12 @@ class Grammar(NamedTuple):
         kind: The language of `text`.
         text: A JSON schema as JSON, a regular expression, a JSON list of texts to choose from, or a
             context-free grammar in the notation of Lark.
+        field: The field of the request that has the grammar.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
-
-
-ANY_JSON_OBJECT = Grammar("json_schema", '{"type": "object"}')
+    field: str | None = None
 
 
 class Media(NamedTuple):

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from tsx_runtime.features.generation.worker.interface import Grammar
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.codecs.bodies import RefusedField
 
 if TYPE_CHECKING:
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -55,14 +55,15 @@ class GrammarCompiler:
         """Return a matcher at the beginning of a text. The compiler has a thread of its own.
 
         Raises:
-            InvalidInput: The grammar cannot be compiled.
+            RefusedField: The grammar cannot be compiled.
         """
         future = self._cache.pop(grammar, None)
         if future is None:
             if len(grammar.text) > MAX_GRAMMAR_CHARS:
-                raise InvalidInput(
+                raise RefusedField(
                     f"The grammar has {len(grammar.text):,} characters; at most"
-                    f" {MAX_GRAMMAR_CHARS:,} are compiled."
+                    f" {MAX_GRAMMAR_CHARS:,} are compiled.",
+                    grammar.field,
                 )
             future = asyncio.get_running_loop().run_in_executor(
                 _compiler_thread(), self._compile, grammar
@@ -75,7 +76,9 @@ class GrammarCompiler:
             del self._cache[next(iter(self._cache))]
         matcher = await asyncio.shield(future)
         if isinstance(matcher, str):
-            raise InvalidInput(f"The grammar ({grammar.kind}) cannot be used: {matcher}")
+            raise RefusedField(
+                f"The grammar ({grammar.kind}) cannot be used: {matcher}", grammar.field
+            )
         return matcher.deep_copy()
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
@@ -174,7 +177,7 @@ def _definition(grammar: Grammar) -> str:
     """
     from llguidance import LLMatcher  # an extra
 
-    kind, text = grammar
+    kind, text, _ = grammar
     if kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
     if kind == "regex":
