@@ -290,6 +290,7 @@ def test_a_model_whose_images_cannot_be_read_is_loaded_for_text(
     model, media = load(tiny_model(tmp_path, "gemma3"))
     assert media is None
     assert "attention that is not causal" in caplog.text
+    assert "in embed_prompt" in caplog.text  # a frame of the traceback
     assert type(model).__name__ == "Gemma3ForConditionalGeneration"
     (tmp_path / "processor_config.json").write_text(
         '{"processor_class": "Gemma3Processor", "x": 1}'
@@ -303,8 +304,9 @@ def test_a_model_without_a_place_for_images_is_not_loaded(tmp_path: Path) -> Non
     (directory / "chat_template.jinja").write_text(template)
     with pytest.raises(
         LoadError, match=r"0 <image> tokens and 1 image.* --task image-text-to-text"
-    ):
+    ) as exc_info:
         load(directory)
+    assert isinstance(exc_info.value.__cause__, ValueError)  # for the log
 
 
 def test_positions_of_several_dimensions_are_refused() -> None:
