@@ -216,14 +216,7 @@ def encode_messages(
         [message.for_template() for message in messages],
         list(_files(generator, messages)),
     )
-    prompt = generator.encode_chat(chat, tools, variables, files)
-    if tools and prompt.token_ids == generator.encode_chat(chat, (), variables, files).token_ids:
-        raise RefusedField(
-            "The model's chat template knows no tools. Send the request without 'tools', or serve a"
-            " model that has them.",
-            "tools",
-        )
-    return prompt
+    return generator.encode_chat(chat, tools, variables, files)
 
 
 def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[MediaFile]:

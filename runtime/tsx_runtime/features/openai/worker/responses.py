@@ -105,7 +105,6 @@ class ResponseReply:
             [encode_messages(generator, messages, variables=request.chat_template_kwargs)],
             sampling,
             1,
-            generator,
         )
         self._choice = Choice()
         self._message_id = new_id("msg_")
