@@ -15,7 +15,7 @@ from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput
 
-CONTEXT = 256
+CONTEXT = 64
 MIN_CHARACTERS = 1 << 16
 MAX_BYTES = 16 << 20
 TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
