@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,11 @@ from tsx_runtime.features.generation.worker.engines.transformers_engine import T
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Prompt, Sampling, Tokens
 from tsx_runtime.features.generation.worker.loading import load_model
-from tsx_runtime.features.generation.worker.media import MediaFile, embed_prompt
+from tsx_runtime.features.generation.worker.media import (
+    MediaFile,
+    SequenceEmbeddings,
+    embed_prompt,
+)
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
@@ -190,6 +195,12 @@ def test_a_long_prompt_is_read_in_several_steps(
         assert max(lengths) <= 7
 
 
+def test_a_sequence_that_lost_its_cache_keeps_its_embeddings() -> None:
+    embeddings = SequenceEmbeddings(torch.zeros(1, 1))
+    assert copy.deepcopy(embeddings) is embeddings
+
+
+@pytest.mark.nightly
 def test_a_sequence_that_lost_its_cache_reads_its_media_again(
     directories: dict[str, Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
