@@ -70,13 +70,13 @@ class TextGenerator:
         self._vocabulary = vocabulary
         self._metrics = metrics
         self._tenant = ""
-        self.special_tokens = {
-            token.content: token_id
-            for token_id, token in tokenizer.added_tokens_decoder.items()
-            if token.special
-        }
         # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
         backend = getattr(tokenizer, "backend_tokenizer", None)
+        # Tokenizers of mistral-common have neither a backend nor added tokens.
+        added_tokens = {} if backend is None else backend.get_added_tokens_decoder()
+        self.special_tokens = {
+            token.content: token_id for token_id, token in added_tokens.items() if token.special
+        }
         self._decode = (
             partial(tokenizer.decode, clean_up_tokenization_spaces=False)
             if backend is None
