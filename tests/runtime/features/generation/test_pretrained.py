@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles, find_pretrained
 from tsx_runtime.worker.exceptions import LoadError
@@ -15,13 +16,14 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
-def find(root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}) -> PretrainedFiles:
+def find(
+    root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}, limits_pixels: bool = True
+) -> PretrainedFiles:
     directory = root / "huggingface_model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    context = Context(
-        "m", str(root), {"huggingface": packed}, 1, None, "0.12.0", True, Metrics("m"), config
-    )
+    manifest, metrics = {"huggingface": packed}, Metrics("m")
+    context = Context("m", str(root), manifest, 1, None, "0.12.0", limits_pixels, metrics, config)
     return find_pretrained(context, torch.device("cpu"))
 
 
@@ -52,3 +54,12 @@ def test_a_task_in_model_config_overrides_the_archives(tmp_path: Path) -> None:
 def test_an_unknown_precision_is_refused(tmp_path: Path, config: dict[str, Any]) -> None:
     with pytest.raises(LoadError, match=r"'auto', 'fp32', 'fp16' or 'bf16'|auto, fp32, fp16, bf16"):
         find(tmp_path, config)
+
+
+@pytest.mark.parametrize(("limits_pixels", "max_pixels"), [(True, 9), (False, None)])
+def test_the_limit_of_pixels_can_be_turned_off(
+    tmp_path: Path, limits_pixels: bool, max_pixels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    find(tmp_path, {}, limits_pixels=limits_pixels)
+    assert max_pixels == Image.MAX_IMAGE_PIXELS

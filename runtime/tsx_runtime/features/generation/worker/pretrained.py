@@ -15,6 +15,7 @@ from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 
 from tsx_archiver.metadata.huggingface import (
     ADAPTER_WEIGHTS,
@@ -65,15 +66,13 @@ class PretrainedFiles(NamedTuple):
 
 
 def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
-    """Find the model's directory, and read its settings.
+    """Find the model's directory, read its settings, and apply `limit_max_image_pixels`.
 
     Raises:
         LoadError: The archive has no such model, or a setting is wrong.
     """
-    properties, packed_settings = (
-        context.system_properties,
-        context.manifest.get(MANIFEST_KEY) or {},
-    )
+    properties = context.system_properties
+    packed_settings = context.manifest.get(MANIFEST_KEY) or {}
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
         raise LoadError(
@@ -97,6 +96,8 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         raise LoadError(
             f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}."
         )
+    if not properties.get("limit_max_image_pixels", True):
+        Image.MAX_IMAGE_PIXELS = None
     return PretrainedFiles(
         directory,
         {
@@ -215,10 +216,10 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
         if weights.is_file():
             names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
             with safe_open(weights, "pt") as saved:
-                if others := sorted(names ^ set(saved.keys())):
+                if differences := sorted(names ^ set(saved.keys())):
                     raise LoadError(
                         f"The adapter {name} is of another model: only one of the two has"
-                        f" {others[0]}."
+                        f" {differences[0]}."
                     )
     return adapted_model.get_base_model().eval().requires_grad_(False)
 

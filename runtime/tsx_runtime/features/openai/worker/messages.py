@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from typing import Annotated, Any, Literal
 
 from pydantic import AliasChoices, BeforeValidator, Field, field_validator, model_validator
@@ -233,20 +232,12 @@ def encode_messages(
         RefusedField: The template ignores the tools, or an image or sound cannot be used.
         InvalidInput: The template refuses the messages.
     """
-    encode = partial(
-        generator.encode_chat,
+    return generator.encode_chat(
         [message.for_template() for message in messages],
-        variables=variables,
-        files=list(_files(generator, messages)),
+        [tool.model_dump(exclude_none=True) for tool in tools],
+        variables,
+        list(_files(generator, messages)),
     )
-    prompt = encode([tool.model_dump(exclude_none=True) for tool in tools])
-    if tools and prompt.token_ids == encode().token_ids:
-        raise RefusedField(
-            "The model's chat template knows no tools. Send the request without 'tools', or serve a"
-            " model that has them.",
-            "tools",
-        )
-    return prompt
 
 
 def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[MediaFile]:

@@ -21,7 +21,7 @@ from tsx_runtime.features.generation.worker.interface import (
 from tsx_runtime.features.openai.worker.formats import PlainFormat, ResponseFormat
 from tsx_runtime.features.openai.worker.requests import Choices, TextRequest
 from tsx_runtime.features.openai.worker.tool_calls import AnswerParser, Kind
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject
 
 DONE = b"data: [DONE]\n\n"
 MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON does not have
@@ -35,26 +35,8 @@ class Continuation(NamedTuple):
     media: Media | None = None
 
 
-def make_continuations(
-    prompts: Sequence[Prompt], sampling: Sampling, n: int, generator: TextGenerator
-) -> list[Continuation]:
-    """Return `n` continuations of each prompt; a given seed is made different for each.
-
-    Raises:
-        RefusedField: The model's context is too short.
-    """
-    context_length = generator.context_length
-    for prompt, _ in prompts:
-        if len(prompt) + (sampling.max_tokens or 1) > context_length:
-            # Clients such as LiteLLM recognize the beginning of OpenAI's message.
-            text = (
-                f"This model's maximum context length is {context_length} tokens. However, the"
-                f" prompt has {len(prompt)} tokens, and {sampling.max_tokens or 'at least one'} may"
-                " follow."
-            )
-            raise RefusedField(
-                f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded"
-            )
+def make_continuations(prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Continuation]:
+    """Return `n` continuations of each prompt; a given seed is made different for each."""
     seeds = [sampling.seed if sampling.seed is None else sampling.seed + idx for idx in range(n)]
     return [
         Continuation(prompt, replace(sampling, seed=seed), media)
@@ -182,15 +164,11 @@ class ChoicesReply(Generic[ChoiceT]):
         new_choice: Callable[[], ChoiceT],
         count: int | None = None,
     ) -> None:
-        """Create the continuations.
-
-        Raises:
-            RefusedField: The model's context is too short.
-        """
+        """Create the continuations."""
         self.streams = bool(request.stream)
         self._shows_usage = request.stream_options.include_usage
         self._count = count or request.n or 1
-        self.continuations = make_continuations(prompts, sampling, self._count, generator)
+        self.continuations = make_continuations(prompts, sampling, self._count)
         self._generator = generator
         self._choices = [new_choice() for _ in self.continuations]
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)

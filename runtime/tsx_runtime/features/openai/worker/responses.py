@@ -123,7 +123,7 @@ class ResponseReply:
         )
         sampling = request.sampling(generator, model, request.max_output_tokens, **answers.sampling)
         self.streams = bool(request.stream)
-        self.continuations = make_continuations([answers.prompt], sampling, 1, generator)
+        self.continuations = make_continuations([answers.prompt], sampling, 1)
         self._answer = answers.new_answer()
         self._part_index = -1  # the part that is streamed now
         self._event_number = 0
