@@ -18,7 +18,7 @@ def test_a_model_that_generates_no_text_takes_no_adapter(
     with two_versions.serving():
         outcome = run("models", "adapter", "add", "digits:2.0", "formal", "--path", "lora")
         assert outcome.code == 1
-        assert "must name one model that generates text" in outcome.err
+        assert "must name a model that generates text; it is 'digits:2.0'" in outcome.err
 
 
 @pytest.mark.nightly

@@ -63,10 +63,8 @@ class Adapters:
         versions = [self._registry.find(name, number or None) for name in names]
         writers = [version for version in versions if version.handler == GENERATION_HANDLER]
         if len(writers) != 1:
-            choices = ", ".join(version.name for version in writers) or "none"
             raise BadRequest(
-                "The field 'model' must name one model that generates text. Among"
-                f" {', '.join(names)} these do: {choices}."
+                f"The field 'model' must name a model that generates text; it is {model!r}."
             )
         return writers[0]
 

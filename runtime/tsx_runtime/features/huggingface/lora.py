@@ -5,8 +5,8 @@ Further settings could change the base model, which others share, or load other 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import ADAPTER_CONFIG, read_object
@@ -17,14 +17,10 @@ _SETTINGS = (
     *("base_model_name_or_path", "revision", "r", "lora_alpha", "lora_dropout", "rank_pattern"),
     *("alpha_pattern", "target_modules", "exclude_modules", "target_parameters"),
     *("layers_to_transform", "layers_pattern", "fan_in_fan_out", "use_rslora", "use_dora"),
+    *("bias", "init_lora_weights"),  # The worker refuses values that change the base model.
 )
 # Values of further settings that change nothing.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "bias": ("none",),
-    "init_lora_weights": (True, "gaussian"),
-    "megatron_core": ("megatron.core",),
-    "qalora_group_size": (16,),
-}
+_NEUTRAL: Mapping[str, object] = {"megatron_core": "megatron.core", "qalora_group_size": 16}
 
 
 def check_lora(directory: Path) -> None:
@@ -37,7 +33,7 @@ def check_lora(directory: Path) -> None:
     if config["peft_type"] != "LORA":
         raise CannotPack(f"its type is {config['peft_type']}, and only LORA is added to a model.")
     for name, value in config.items():
-        if name not in _SETTINGS and value and value not in _NEUTRAL.get(name, ()):
+        if name not in _SETTINGS and value and value != _NEUTRAL.get(name):
             raise CannotPack(f"{name} is {value!r} in {ADAPTER_CONFIG}. Pack it with the model.")
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]

@@ -15,7 +15,7 @@ import pytest
 from tests.runtime.conftest import RunningServer
 from tests.support.hub import HubRepo, hub_double
 from tests.support.language_models import generation_model, lora_adapter, tiny_llama
-from tsx_archiver.metadata.huggingface import ADAPTER_WEIGHTS
+from tsx_archiver.metadata.huggingface import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tsx_runtime.core.models.plan import RegisterOrder
 from tsx_runtime.features.isolation.config import Isolation, missing_features
 
@@ -51,10 +51,13 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(store / "polite", damaged)
     with (damaged / ADAPTER_WEIGHTS).open("r+b") as file:
         file.truncate(1000)
-    prompts = store / "prompts"
-    shutil.copytree(store / "polite", prompts)
-    config = json.loads((prompts / "adapter_config.json").read_text())
-    (prompts / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "P_TUNING"}))
+    for name, setting in (
+        ("prompts", {"peft_type": "P_TUNING"}),
+        ("pissa", {"init_lora_weights": "pissa"}),
+    ):
+        shutil.copytree(store / "polite", store / name)
+        config = json.loads((store / name / ADAPTER_CONFIG).read_text())
+        (store / name / ADAPTER_CONFIG).write_text(json.dumps(config | setting))
     shutil.copytree(store / "polite", root / "outside")
     return store
 
@@ -154,6 +157,7 @@ def test_an_added_adapter_answers_in_all_workers_until_it_is_removed(server: Run
         ("bad", "damaged", 400, "does not fit the model"),
         ("bad", "prompts", 400, "its type is P_TUNING"),
         ("bad", "wide", 400, "does not fit the model"),
+        ("bad", "pissa", 400, "was trained with init_lora_weights=pissa"),
         ("packed", "polite", 400, "is a part of the model's archive"),
         ("../bad", "polite", 400, "cannot be called"),
         ("", "polite", 400, "lora_name"),

@@ -36,8 +36,7 @@ def test_lora_with_known_settings_is_accepted(tmp_path: Path) -> None:
     ("settings", "reason"),
     [
         ({"peft_type": "PREFIX_TUNING"}, "its type is PREFIX_TUNING"),
-        ({"bias": "all"}, "bias is 'all'"),
-        ({"init_lora_weights": "pissa"}, "init_lora_weights is 'pissa'"),
+        ({"lora_bias": True}, "lora_bias is True"),
         ({"megatron_config": {}, "megatron_core": "antigravity"}, "megatron_core is"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save is"),
         ({"r": 1 << 30}, "its ranks are"),

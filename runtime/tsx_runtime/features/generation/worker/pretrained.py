@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 import itertools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from pickle import UnpicklingError
@@ -29,11 +29,8 @@ from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
-# Values of PEFT's settings that leave the base model as it is.
-HARMLESS_SETTINGS: Mapping[str, Sequence[Any]] = {
-    "bias": ("none",),
-    "init_lora_weights": (True, False, "gaussian", "eva", "mica", "orthogonal"),
-}
+# The values of PEFT's settings `bias` and `init_lora_weights` that leave the base model as it is.
+HARMLESS_VALUES = (True, False, "none", "gaussian", "eva", "mica", "orthogonal")
 SAVE_TOKENIZER_ADVICE = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
 LOG_INTERVAL_S = 5.0  # the time between two lines about the progress
 
@@ -204,9 +201,9 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
                 f"The adapter {name} is of the type {config.peft_type}; only those that change"
                 " layers are served, as LoRA."
             )
-        for setting, harmless_values in HARMLESS_SETTINGS.items():
-            value = getattr(config, setting, harmless_values[0])
-            if value not in harmless_values:
+        for setting in ("bias", "init_lora_weights"):
+            value = getattr(config, setting, "none")
+            if value not in HARMLESS_VALUES:
                 raise LoadError(
                     f"The adapter {name} was trained with {setting}={value}, which changes the"
                     " model that others share. Train it without."
