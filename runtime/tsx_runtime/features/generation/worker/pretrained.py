@@ -30,6 +30,8 @@ from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# The values of PEFT's settings `bias` and `init_lora_weights` that leave the base model as it is.
+HARMLESS_VALUES = (True, False, "none", "gaussian", "eva", "mica", "orthogonal")
 SAVE_TOKENIZER_ADVICE = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
 LOG_INTERVAL_S = 5.0  # the time between two lines about the progress
 
@@ -200,9 +202,13 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
                 f"The adapter {name} is of the type {config.peft_type}; only those that change"
                 " layers are served, as LoRA."
             )
-        if (bias := getattr(config, "bias", "none")) != "none":
-            fault = f"was trained with bias={bias}, which changes the model that others share"
-            raise LoadError(f"The adapter {name} {fault}. Train it without.")
+        for setting in ("bias", "init_lora_weights"):
+            value = getattr(config, setting, "none")
+            if value not in HARMLESS_VALUES:
+                raise LoadError(
+                    f"The adapter {name} was trained with {setting}={value}, which changes the"
+                    " model that others share. Train it without."
+                )
         shared_tensors = {
             id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())
         }
@@ -211,12 +217,19 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
             str(directory),
             torch_device=str(model.device),
             autocast_adapter_dtype=False,
+            # Tensors of the file then take the place of those of the copy, which the base shares.
+            low_cpu_mem_usage=True,
         )
+        for parameter in adapted_model.parameters():
+            if id(parameter) not in shared_tensors:
+                parameter.data = parameter.data.to(model.dtype)
         weights = directory / ADAPTER_WEIGHTS
         if weights.is_file():
             names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
             with safe_open(weights, "pt") as saved:
-                if differences := sorted(names ^ set(saved.keys())):
+                # PEFT also saves the embeddings of the base model if the adapter changes them.
+                own_names = set(saved.keys()) - adapted_model.state_dict().keys()
+                if differences := sorted(names ^ own_names):
                     raise LoadError(
                         f"The adapter {name} is of another model: only one of the two has"
                         f" {differences[0]}."
