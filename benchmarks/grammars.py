@@ -18,7 +18,6 @@ import statistics
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,6 @@ import numpy as np
 import psutil
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-LIBRARIES = ("llguidance", "xgrammar")
 POINT = {"type": "object", "properties": {"x": {"type": "number"}, "y": {"type": "number"}}}
 PERSON = {
     "type": "object",
@@ -68,14 +66,14 @@ CASES: dict[str, tuple[Any, Any]] = {
 
 
 def vocabulary_tokenizer(size: int) -> Tokenizer:
-    counts: Counter[str] = Counter()
+    beginnings: dict[str, None] = {}
     for file in Path(json.__file__).parents[1].glob("*.py"):
-        for word in re.findall(r" ?\w+|\W", file.read_text(errors="replace")):
-            counts.update(word[:end] for end in range(2, len(word) + 1))
+        for term in re.findall(r" ?\w+|\W", file.read_text(errors="replace")):
+            beginnings.update(dict.fromkeys(term[:end] for end in range(2, len(term) + 1)))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    words = ("".join(part for part, _ in byte_level.pre_tokenize_str(w)) for w in counts)
-    tokens = list(dict.fromkeys(["<end>", *sorted(alphabet), *words]))[:size]
+    entries = (byte_level.pre_tokenize_str(text)[0][0] for text in beginnings)
+    tokens = list(dict.fromkeys(["<end>", *sorted(alphabet), *entries]))[:size]
     tokens += [f"Ġ{number}Ġ" for number in range(size - len(tokens))]
     vocabulary = {token: index for index, token in enumerate(tokens)}
     merges = [
@@ -129,13 +127,15 @@ def xgrammar_library(tokenizer: Tokenizer, mask: Any) -> Callable[[str], Any]:
     return compile_schema
 
 
+LIBRARIES = {"llguidance": llguidance_library, "xgrammar": xgrammar_library}
+
+
 def measure(library: str, size: int) -> None:
     tokenizer = vocabulary_tokenizer(size)
     mask = np.zeros((size + 31) // 32, np.int32)
     process = psutil.Process()
     start_bytes, start = process.memory_info().rss, time.thread_time()
-    libraries = {"llguidance": llguidance_library, "xgrammar": xgrammar_library}
-    compile_schema = libraries[library](tokenizer, mask)
+    compile_schema = LIBRARIES[library](tokenizer, mask)
     first_s = time.thread_time() - start
     trie_mib = (process.memory_info().rss - start_bytes) / 2**20
     for name, (schema, value) in CASES.items():

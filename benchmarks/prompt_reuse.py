@@ -8,7 +8,7 @@ Both engines run in this process, and their rounds alternate:
 from __future__ import annotations
 
 import asyncio
-import itertools
+import random
 import statistics
 import tempfile
 import time
@@ -63,17 +63,14 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         llama = tiny_llama(Path(directory), max_position_embeddings=512, **SIZES)
         engines = {shares: await start(llama, shares=shares) for shares in (False, True)}
-    numbers = itertools.count()
+    generator = random.Random(0)
     for common in (0, PREFIX):
         rates: dict[bool, list[float]] = {False: [], True: []}
-        for round_number in range(ROUNDS + 1):
-            prompts = []
-            for _ in range(CLIENTS):
-                number = next(numbers)
-                own = [
-                    1 + (number * 7 + index * (number % 97 + 1)) % 500 for index in range(PROMPT)
-                ]
-                prompts.append([7] * common + [10 + number % 480, *own][: PROMPT - common])
+        for round_number in range(ROUNDS + 1):  # The first round warms up.
+            prompts = [
+                [7] * common + generator.choices(range(1, 500), k=PROMPT - common)
+                for _ in range(CLIENTS)
+            ]
             for shares, engine in engines.items():
                 rate = await measure(engine, prompts)
                 if round_number:

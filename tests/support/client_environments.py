@@ -22,6 +22,7 @@ PYTHON_CLIENTS = {
     "instructor": "instructor==1.17.0",
     "litellm": "litellm==1.110.2",
     "llama-index": "llama-index-llms-openai-like==0.8.1",
+    "openai-agents": "openai-agents==0.24.0",
     "pydantic-ai": "pydantic-ai-slim[openai]==2.68.0",
 }
 NODE_CLIENTS = {"ai": "7.0.173", "@ai-sdk/openai-compatible": "3.0.92"}

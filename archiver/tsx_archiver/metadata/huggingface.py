@@ -305,10 +305,17 @@ def extras_of(manifest: Mapping[str, Any]) -> tuple[str, ...]:
         return ()
     conditions = {
         "transformers": True,
-        "peft": facts.get("adapters"),
+        "peft": packed_adapters(manifest),
         "audio": facts.get("task") in AUDIO_TASKS,
     }
     return tuple(extra for extra, is_needed in conditions.items() if is_needed)
+
+
+def packed_adapters(manifest: Mapping[str, Any]) -> list[str]:
+    """Return the names of the adapters in an archive with this manifest, which may be anything."""
+    facts = manifest.get(MANIFEST_KEY)
+    names = facts.get("adapters") if isinstance(facts, dict) else None
+    return [str(name) for name in names] if isinstance(names, list) else []
 
 
 def family(task: str) -> str:

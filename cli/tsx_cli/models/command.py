@@ -439,7 +439,7 @@ def _print_version(answer: dict[str, Any]) -> None:
     facts += [(f"measured {name}", value) for name, value in answer.get("measured", {}).items()]
     facts += [
         (f"{part} {name}", value)
-        for part in ("slo", "cache")
+        for part in ("slo", "cache", "addedAdapters")
         for name, value in answer.get(part, {}).items()
     ]
     queue = answer.get("jobQueueStatus", {})

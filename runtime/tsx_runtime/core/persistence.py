@@ -154,12 +154,12 @@ class StateStore:
 def state_directory(settings: Settings, env: Mapping[str, str] = os.environ) -> Path | None:
     """Return the directory for saved state, or None if there is none.
 
-    It is `state_dir`, or else `.tsx` in the model store, or else a directory of the user with the
+    The path is absolute, since workers run in other directories. It is `state_dir`, or else `.tsx` in the model store, or else a directory of the user with the
     server's address as its name.
     """
     if settings.state_dir is not None:
-        return settings.state_dir
-    store = settings.model_store
+        return settings.state_dir.absolute()
+    store = settings.model_store and settings.model_store.absolute()
     if store is not None and store.is_dir() and _can_be_written(store / ".tsx"):
         try:
             check_directory(store / ".tsx")

@@ -85,9 +85,8 @@ class ServerApp(IndexedApp):
         self.model_apps: list[tuple[RequestFilter, App]] = []
         self.wrappers: list[Callable[[App, Scope], App]] = []
         self.platform: PlatformHook | None = None
-        self.guards: dict[
-            str, Guard | None
-        ] = {}  # guards by the first segment of the path, or by the path
+        # guards by the first segment of the path, or by the path
+        self.guards: dict[str, Guard | None] = {}
         self.paths, self.path_items, self.other_addresses = {}, {}, {}
         self.likely_paths = LikelyPaths()
 
@@ -209,7 +208,7 @@ class ServerApp(IndexedApp):
             ):
                 guard.check(scope["headers"])
             # Only on the server's own paths: an empty parameter may have a meaning for a plugin.
-            if scope["query_string"] and path[1:].partition("/")[0] in RESERVED_PATHS:
+            if scope["query_string"] and segment in RESERVED_PATHS:
                 # The original scope stays unchanged, because the access log shows its query string.
                 scope = {**scope, "query_string": without_empty(scope["query_string"])}
             await super().__call__(scope, receive, send_response)

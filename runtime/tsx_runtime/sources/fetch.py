@@ -45,8 +45,9 @@ class Fetcher:
         store: Path | None = None,
         suffixes: tuple[str, ...] = ARCHIVE_SUFFIXES,
         sources: Mapping[str, Source] = NO_SOURCES,
+        stop: threading.Event | None = None,
     ) -> None:
-        """Download into `store`, by default the model store.
+        """Download into `store`, by default the model store, until `stop` is set.
 
         Raises:
             SettingError: An entry of the allow list cannot be read.
@@ -56,7 +57,7 @@ class Fetcher:
         self._suffixes = suffixes
         self._sources = sources  # plugins, by URL scheme
         self._allow_list = AllowList(settings.allowed_urls)
-        self._stop = threading.Event()
+        self._stop = stop or threading.Event()
         self._lock = threading.Lock()
         self._active_targets: set[Path] = set()
         self.startup_archives: set[Path] = set()  # archives that the operator named at startup

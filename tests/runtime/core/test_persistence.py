@@ -170,6 +170,15 @@ def test_the_first_writable_directory_keeps_the_state(tmp_path: Path) -> None:
     assert state_directory(make_settings(), {"XDG_STATE_HOME": str(tmp_path / "file")}) is None
 
 
+def test_the_directory_for_state_is_absolute(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("store").mkdir()
+    assert state_directory(make_settings(state_dir="own")) == tmp_path / "own"
+    assert state_directory(make_settings(model_store="store")) == tmp_path / "store" / ".tsx"
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root can write to every directory")
 def test_an_unwritable_model_store_is_not_used(tmp_path: Path) -> None:
     (tmp_path / "store").mkdir(mode=0o500)

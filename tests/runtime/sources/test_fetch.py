@@ -105,6 +105,13 @@ def test_a_download_fails_when_the_server_stops(fetcher: Fetcher, site: Site, st
     assert not (store / "m.mar").exists()
 
 
+def test_a_download_fails_when_the_event_of_its_owner_is_set(site: Site, store: Path) -> None:
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(DownloadFailed, match="the server is stopping"):
+        Fetcher(Settings(), store, stop=stop).fetch(site.url(), Trust.OPERATOR)
+
+
 def test_a_download_without_a_model_store_is_refused(site: Site) -> None:
     with pytest.raises(ModelNotFound, match="--model-store"):
         make_fetcher(None).fetch(site.url(), Trust.OPERATOR)

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tsx_archiver import ModelConfig, OpenArchive
@@ -83,8 +84,10 @@ class ModelVersion:
         self.failed_replacement: str | None = None  # the error of the last one that failed
         # Versions that this one has replaced, and that still run sequences.
         self.predecessors: list[ModelVersion] = []
-        # The adapters that were added since the registration: {"source", "directory"} by name.
-        self.added_adapters: dict[str, dict[str, str]] = {}
+        # The sources of adapters that were added since the registration, by name.
+        self.added_adapters: Mapping[str, str] = {}
+        # Directories that its workers read besides the archive; they may be missing.
+        self.readable: Sequence[Path] = ()
         self.min_workers = plan.min_workers
         self.max_workers = plan.max_workers
         # The reason of the last automatic change of the number of workers.

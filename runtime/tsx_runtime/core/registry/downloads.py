@@ -25,8 +25,8 @@ class Downloads:
     """The downloaded archives in the model store."""
 
     def __init__(self, settings: Settings, sources: Mapping[str, Source]) -> None:
-        self._fetcher = Fetcher(settings, sources=sources)
         self.closed = threading.Event()
+        self._fetcher = Fetcher(settings, sources=sources, stop=self.closed)
         self._threads = DaemonThreads(MAX_DOWNLOADS, "downloads")
         self._files: dict[ModelVersion, Path] = {}
 
@@ -85,5 +85,4 @@ class Downloads:
             file.unlink(missing_ok=True)
 
     def close(self) -> None:
-        self._fetcher.close()
         self.closed.set()

@@ -9,6 +9,7 @@ import struct
 import time
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, cast
 
 from tsx_runtime import wire
@@ -139,7 +140,7 @@ class Channel(asyncio.BufferedProtocol):
             self.threads = threads
             self._transport.writelines(wire.encode(wire.Kind.THREADS, threads))
 
-    async def set_adapter(self, name: str, directory: str | None) -> str | None:
+    async def set_adapter(self, name: str, directory: Path | None) -> str | None:
         """Make the worker take an adapter, or drop it if `directory` is None.
 
         The next call must wait for the end of this one.
@@ -147,10 +148,9 @@ class Channel(asyncio.BufferedProtocol):
         Returns:
             The reason why the worker did not, or None.
         """
-        if self._transport is None or self._transport.is_closing():
-            return "the worker has ended"
+        assert self._transport is not None
         self._adapter_answer = answer = asyncio.get_running_loop().create_future()
-        order = json.dumps({"name": name, "directory": directory}).encode()
+        order = json.dumps({"name": name, "directory": directory and str(directory)}).encode()
         self._transport.writelines(wire.encode(wire.Kind.ADAPTER, 0, extra=order))
         await asyncio.wait([answer, self.closed], return_when=asyncio.FIRST_COMPLETED)
         return answer.result() if answer.done() else "the worker has ended"

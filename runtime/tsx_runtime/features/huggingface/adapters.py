@@ -1,27 +1,26 @@
 """LoRA adapters that are added to a model while it is served.
 
-The server checks a copy of an adapter before a worker reads it. Workers that start later, also of
-the next server, load the same copy.
+Workers load a copy in the server's state directory, also those that start later, and those of the
+next server.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import shutil
 import tempfile
 from collections import defaultdict
 from functools import partial
 from pathlib import Path
-from typing import Any
-from weakref import WeakSet
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
-    GENERATION,
-    MANIFEST_KEY,
+    GENERATION_HANDLER,
+    packed_adapters,
     read_adapter,
 )
 from tsx_archiver.storage.private_directory import private_directory
@@ -35,43 +34,39 @@ from tsx_runtime.sources import Fetcher, Trust, in_store, is_hub, is_url
 from tsx_runtime.sources.fetch import copy_file
 
 FILES = (ADAPTER_CONFIG, ADAPTER_WEIGHTS)
-PART = "adapters"  # of a model's saved state: version -> name -> {"source", "directory"}
-IN_PLACE = "If you want to load the adapter in place, set 'load_inplace' to True."
+SOURCE = "source"  # name of the file beside a copy that tells where it comes from
 
 logger = logging.getLogger("tsx.registry")
 
 
 class Adapters:
-    """The adapters that were added to the models of a server."""
+    """The adapters that were added to the models of a server.
+
+    They belong to a name and a number, so that a version leaves them to the one that replaces it.
+    """
 
     def __init__(self, registry: Registry) -> None:
         self._registry = registry
-        # Workers of a version change one after the other, so that they agree.
-        self._locks: defaultdict[ModelVersion, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._served: WeakSet[ModelVersion] = WeakSet()
+        # The adapters of a version change one after the other, so that its workers agree. A version
+        # that has had neither a worker nor a change has no lock.
+        self._locks = defaultdict[tuple[str, str], asyncio.Lock](asyncio.Lock)
 
     def find(self, model: str | None) -> ModelVersion:
-        """Return the version that `NAME[:VERSION]` means, or else the only one to choose.
+        """Return the version that `NAME[:VERSION]` means; None means the only one to choose.
 
         Raises:
-            BadRequest: The version takes no adapters, or several do and none is named.
+            BadRequest: The version generates no text, or none is named and there is not just one.
             ModelNotFound: There is no such model.
         """
-        if model is None:
-            names = [
-                name for name in self._registry.models if _generates(self._registry.find(name))
-            ]
-            if len(names) != 1:
-                raise BadRequest(
-                    f"The field 'model' must name the model: {', '.join(sorted(names)) or 'none'}"
-                    " generate text."
-                )
-            model = names[0]
-        name, _, number = model.partition(":")
-        version = self._registry.find(name, number or None)
-        if not _generates(version):
-            raise BadRequest(f"Model {name} takes no adapters, because it generates no text.")
-        return version
+        name, _, number = (model or "").partition(":")
+        names = [name] if model else self._registry.models
+        versions = [self._registry.find(name, number or None) for name in names]
+        writers = [version for version in versions if version.handler == GENERATION_HANDLER]
+        if len(writers) != 1:
+            raise BadRequest(
+                f"The field 'model' must name a model that generates text; it is {model!r}."
+            )
+        return writers[0]
 
     async def add(self, version: ModelVersion, name: str, source: str, *, in_place: bool) -> None:
         """Add an adapter to all workers of a version.
@@ -90,24 +85,15 @@ class Adapters:
         self._check_name(version, name, in_place)
         root = self.directory(version)
         private_directory(root)
-        directory = Path(tempfile.mkdtemp(dir=root))
-        remove = partial(shutil.rmtree, directory, ignore_errors=True)
+        copy = Path(tempfile.mkdtemp(prefix=".", dir=root))
         try:
-            fetch = partial(self._fetch, name, source, directory)
-            await self._registry.downloads.call(fetch, lambda _: remove())
-            async with self._locks[version]:
+            fetch = partial(self._fetch, name, source, copy)
+            await self._registry.downloads.call(fetch, lambda _: None)
+            async with self._lock(version):
                 self._check_name(version, name, in_place)
-                self._registry.find(version.name, version.version)  # It may be unregistered now.
-                old = version.added_adapters.get(name)
-                await self._set(version, name, str(directory), old["directory"] if old else None)
-                version.added_adapters[name] = {"source": source, "directory": str(directory)}
-                self._save(version)
-        except BaseException:
-            remove()
-            raise
-        if old is not None:
-            shutil.rmtree(old["directory"], ignore_errors=True)
-        await self._registry.state.written()
+                await self._set(version, name, copy)
+        finally:
+            shutil.rmtree(copy, ignore_errors=True)
 
     async def remove(self, version: ModelVersion, name: str) -> None:
         """Remove an adapter from all workers of a version; its sequences end first.
@@ -115,79 +101,76 @@ class Adapters:
         Raises:
             ModelNotFound: No adapter of this name was added.
         """
-        async with self._locks[version]:
-            adapter = version.added_adapters.pop(name, None)
-            if adapter is None:
+        async with self._lock(version):
+            if name not in version.added_adapters:
                 raise ModelNotFound(f"The lora adapter '{name}' cannot be found.")
-            self._save(version)
-            await asyncio.gather(*(channel.set_adapter(name, None) for channel in _loaded(version)))
-        shutil.rmtree(adapter["directory"], ignore_errors=True)
-        await self._registry.state.written()
+            await self._set(version, name, None)
 
     async def load_into(self, version: ModelVersion, channel: Channel) -> None:
         """Add the adapters to a worker that has loaded the model."""
-        self._served.add(version)
-        async with self._locks[version]:
-            for name, adapter in version.added_adapters.items():
-                if error := await channel.set_adapter(name, adapter["directory"]):
+        async with self._lock(version):
+            for name in version.added_adapters:
+                if error := await channel.set_adapter(name, self.directory(version) / name):
                     text = f"A worker serves without the adapter {name}: {error}"
                     logger.error("%s: %s", version.label, text)
                     version.stats.error_log.add_error(text, "")
 
     def restore(self, version: ModelVersion) -> None:
-        """Set the adapters of a new version that the saved state has."""
-        # A copy, since the state is only written when it differs from what it has.
-        version.added_adapters = dict(self._saved(version.name).get(version.version, {}))
+        """Set the adapters of a version whose copies the state directory has."""
+        if self._registry.state.directory is not None:
+            root = self.directory(version)
+            files = root.glob(f"[!.]*/{SOURCE}")
+            version.added_adapters = {file.parent.name: file.read_text() for file in sorted(files)}
+            version.readable = (root,)
 
     def forget(self, version: ModelVersion) -> None:
-        """Remove the adapters of a version that was served, unless the server ends."""
-        self._locks.pop(version, None)
+        """Remove the copies of a version that was unregistered, not of one that failed to load."""
         model = self._registry.models.get(version.name)
         is_replaced = model is not None and version.version in model.versions
-        is_ending = is_replaced or self._registry.downloads.closed.is_set()
-        if version.added_adapters and version in self._served and not is_ending:
-            version.added_adapters = {}
-            self._save(version)
-            shutil.rmtree(self.directory(version), ignore_errors=True)
+        is_kept = is_replaced or self._registry.downloads.closed.is_set()
+        if not is_kept and (version.name, version.version) in self._locks:
+            for root in version.readable:
+                shutil.rmtree(root, ignore_errors=True)
 
     def directory(self, version: ModelVersion) -> Path:
-        """Return the directory for the copies of a version's adapters.
+        """Return the directory for the copies of a version's adapters, by their names.
 
         Raises:
             BadRequest: The server has no directory for its state.
         """
-        if self._registry.state.directory is None:
+        root = self._registry.state.directory
+        if root is None:
             raise BadRequest("Adapters are kept in state_dir. Set it to a directory of its own.")
-        return self._registry.state.directory / PART / version.name / version.version
+        return root.absolute() / "adapters" / version.name / version.version
+
+    def _lock(self, version: ModelVersion) -> asyncio.Lock:
+        return self._locks[version.name, version.version]
 
     def _check_name(self, version: ModelVersion, name: str, in_place: bool) -> None:
-        if name in packed_adapters(version):
+        if name in packed_adapters(version.manifest):
             raise BadRequest(f"The lora adapter '{name}' is a part of the model's archive.")
         if name in version.added_adapters and not in_place:
-            raise BadRequest(f"The lora adapter '{name}' has already been loaded. {IN_PLACE}")
+            raise BadRequest(
+                f"The lora adapter '{name}' has already been loaded. If you want to load the"
+                " adapter in place, set 'load_inplace' to True."
+            )
 
     def _fetch(self, name: str, source: str, directory: Path) -> None:
         """Copy or download an adapter into a directory, and check it; this blocks."""
-        settings = self._registry.settings
+        settings, closed = self._registry.settings, self._registry.downloads.closed
         origin = directory
         if is_hub(source):
             model = parse_hub(source)
             check_allowed(model, settings.allowed_urls)
-            closed = self._registry.downloads.closed
-            origin = download(
-                model,
-                max_bytes=settings.max_archive_size,
-                progress=lambda done, total: None,
-                stopped=closed.is_set,
-            )
+            origin = download(model, max_bytes=settings.max_archive_size, stopped=closed.is_set)
         elif is_url(source):
-            fetcher = Fetcher(settings, directory, FILES, self._registry.plugins.sources)
+            fetcher = Fetcher(settings, directory, FILES, self._registry.plugins.sources, closed)
             for file in FILES:
                 fetcher.fetch(f"{source.rstrip('/')}/{file}", Trust.CLIENT)
         else:
             origin = in_store(source, settings.model_store, "No adapter found for")
         for file in FILES:
-            if not (origin / file).is_file():
+            if not os.access(origin / file, os.R_OK):
                 raise ModelNotFound(
                     f"No adapter found for {source}: it has no {file}. Only directories that PEFT's"
                     " save_pretrained has written, with safetensors, are loaded."
@@ -200,57 +183,43 @@ class Adapters:
         except CannotPack as error:
             text = error.message.replace(str(directory), source)
             raise BadRequest(f"The adapter {name} cannot be loaded: {text}") from error
+        (directory / SOURCE).write_text(source)
 
-    async def _set(
-        self, version: ModelVersion, name: str, directory: str, previous: str | None
-    ) -> None:
-        """Set an adapter in all workers; if one refuses, the others get the previous one again."""
-        channels = _loaded(version)
-        errors = await asyncio.gather(
-            *(channel.set_adapter(name, directory) for channel in channels)
-        )
-        if any(errors):
-            pairs = zip(channels, errors, strict=True)
-            await asyncio.gather(
-                *(channel.set_adapter(name, previous) for channel, error in pairs if error is None)
-            )
-            raise BadRequest(next(filter(None, errors)))
+    async def _set(self, version: ModelVersion, name: str, copy: Path | None) -> None:
+        """Set an adapter in all workers, or remove it if `copy` is None, and keep that.
 
-    def _saved(self, name: str) -> dict[str, Any]:
-        return dict(self._registry.state.load(name).get(PART, {}))
+        Raises:
+            BadRequest: A worker refuses the adapter. All have the previous one again.
+            ModelNotFound: The version was unregistered.
+        """
+        target = self.directory(version) / name
+        channels = [
+            instance.channel
+            for sibling in self._siblings(version)
+            for worker in sibling.workers
+            for instance in (worker.instance, worker.successor)
+            if instance and instance.load_seconds is not None and not instance.channel.closed.done()
+        ]
 
-    def _save(self, version: ModelVersion) -> None:
-        saved = self._saved(version.name) | {version.version: dict(version.added_adapters)}
-        parts = {number: adapters for number, adapters in saved.items() if adapters}
-        self._registry.state.save(version.name, **{PART: parts or None})
+        async def send(directory: Path | None) -> list[str]:
+            answers = (channel.set_adapter(name, directory) for channel in channels)
+            return [error for error in await asyncio.gather(*answers) if error]
 
+        errors = await send(copy)
+        if copy and errors:
+            await send(target if name in version.added_adapters else None)
+            raise BadRequest(errors[0])
+        self._registry.find(version.name, version.version)
+        shutil.rmtree(target, ignore_errors=True)
+        if copy:
+            shutil.move(copy, target)
+        for sibling in self._siblings(version):
+            self.restore(sibling)
 
-def packed_adapters(version: ModelVersion) -> list[Any]:
-    """Return the names of the adapters in a version's archive."""
-    names = _entry(version).get("adapters")
-    return names if isinstance(names, list) else []
-
-
-def _generates(version: ModelVersion) -> bool:
-    return bool(_entry(version).get("task") == GENERATION)
-
-
-def _entry(version: ModelVersion) -> dict[str, Any]:
-    """Return the archive's entry about the model, which may be anything."""
-    entry = version.manifest.get(MANIFEST_KEY)
-    return entry if isinstance(entry, dict) else {}
-
-
-def _loaded(version: ModelVersion) -> list[Channel]:
-    """Return the channels of all processes that have loaded the model."""
-    instances = [
-        instance
-        for worker in version.workers
-        for instance in (worker.instance, worker.successor, *worker.retiring)
-        if instance is not None
-    ]
-    return [
-        instance.channel
-        for instance in instances
-        if instance.load_seconds is not None and not instance.channel.closed.done()
-    ]
+    def _siblings(self, version: ModelVersion) -> list[ModelVersion]:
+        """Return the version, with those that it replaces or that replace it."""
+        return [
+            sibling
+            for sibling in self._registry.all_versions()
+            if (sibling.name, sibling.version) == (version.name, version.version)
+        ]

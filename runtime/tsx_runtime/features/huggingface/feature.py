@@ -58,8 +58,7 @@ class HuggingFaceFeature(Feature):
             await self._adapters.load_into(version, instance.channel)
 
     def describe(self, version: ModelVersion) -> Mapping[str, object]:
-        sources = {name: adapter["source"] for name, adapter in version.added_adapters.items()}
-        return {"added_adapters": sources} if sources else {}
+        return {"added_adapters": version.added_adapters or None}
 
     def end_version(self, version: ModelVersion) -> None:
         self._adapters.forget(version)
@@ -83,9 +82,9 @@ class HuggingFaceFeature(Feature):
         )
 
     def around(self, version: ModelVersion, entry: EntryPoint) -> EntryPoint | None:
-        self._adapters.restore(version)
-        # Requests take the usual way; their prompts share a cache only within a tenant.
         if version.handler == GENERATION_HANDLER:
+            self._adapters.restore(version)
+            # Requests take the usual way; their prompts share a cache only within a tenant.
             self.registry.hidden_headers.separate_tenants(version.name)
         return None
 

@@ -129,7 +129,7 @@ def download(
     model: HubModel,
     *,
     max_bytes: int,
-    progress: Progress,
+    progress: Progress = lambda done, total: None,
     stopped: Callable[[], bool] = lambda: False,
 ) -> Path:
     """Download the files that serving needs, unless the cache has them.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
+from tsx_archiver.storage.private_directory import private_directory
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
 from tsx_runtime.core.scheduling.strategies import EntryPoint
@@ -45,9 +47,13 @@ class IsolationFeature(Feature):
         isolation = isolation_of(self.registry.settings, version.name)
         if isolation is None:
             return None
+        for directory in version.readable:
+            # The sandbox ignores a directory that is missing at the start of the process.
+            with suppress(OSError):
+                private_directory(directory)
         return KernelSandbox(
             isolation,
-            [str(version.archive.directory), *program.readable],
+            [str(version.archive.directory), *program.readable, *map(str, version.readable)],
             gpu=bool(worker.gpus),
             output=self.registry.resources.worker_output,
             label=f"W-{worker.id}-{version.name}_{version.version}",

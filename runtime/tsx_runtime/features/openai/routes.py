@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Response
 from pydantic import BaseModel
 
+from tsx_archiver.metadata.huggingface import packed_adapters
 from tsx_runtime.api.openai import split_name
 from tsx_runtime.core.models.model import ModelVersion
 from tsx_runtime.core.registry.registry import Registry
@@ -97,7 +98,4 @@ def build_router(registry: Registry) -> APIRouter:
 
 
 def adapters_of(version: ModelVersion) -> list[str]:
-    huggingface = version.manifest.get("huggingface")
-    names = huggingface.get("adapters") if isinstance(huggingface, dict) else None
-    archived = [str(name) for name in names] if isinstance(names, list) else []
-    return [*archived, *version.added_adapters]
+    return [*packed_adapters(version.manifest), *version.added_adapters]

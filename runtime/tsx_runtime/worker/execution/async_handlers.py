@@ -67,7 +67,7 @@ class ConcurrentRequests:
         self._tasks: dict[int, asyncio.Task[Answer]] = {}
         self._cancelled_batches: set[int] = set()  # requests whose clients have disconnected
         self._next_report: asyncio.TimerHandle | None = None  # set while requests run
-        self._adapter_changes: set[asyncio.Task[None]] = set()
+        self._adapter_change: asyncio.Task[None] | None = None  # the last one
         self._joins_pieces = bool(getattr(model.entry.instance, "joins_pieces", False))
         # parts that are sent at the end of this iteration of the loop
         self._pieces: list[OutFrame] = []
@@ -113,9 +113,8 @@ class ConcurrentRequests:
                     self._cancelled_batches.add(frame.batch)
                     self._tasks[frame.batch].cancel()
             elif frame.kind is Kind.ADAPTER:
-                change = asyncio.ensure_future(self._set_adapter(json.loads(bytes(frame.extra))))
-                self._adapter_changes.add(change)
-                change.add_done_callback(self._adapter_changes.discard)
+                order = json.loads(bytes(frame.extra))
+                self._adapter_change = asyncio.ensure_future(self._set_adapter(order))
             else:
                 # This runs on the loop, so that a blocked loop does not answer heartbeats.
                 self._on_control_frame(self._channel, frame)

@@ -12,9 +12,10 @@ import pytest
 from tests.support.language_models import bpe_tokenizer
 from tsx_runtime.features.generation.worker import chat_templates
 from tsx_runtime.features.generation.worker.generator import TextGenerator
+from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput
 
-CONTEXT = 256
+CONTEXT = 64
 MIN_CHARACTERS = 1 << 16
 MAX_BYTES = 16 << 20
 TEXT = "{% set ns = namespace(t='x' * 10000, l=[]) %}"
@@ -148,6 +149,25 @@ def test_variables_of_a_request_reach_the_template(
     quiet = "{% if enable_thinking is defined and not enable_thinking %}quiet {% endif %}"
     template = quiet + "{{ messages[0].content }}"
     assert render(tokenizer, template, variables=variables) == text
+
+
+TOOL = {"type": "function", "function": {"name": "clock"}}
+
+
+def test_a_template_gets_the_tools_of_a_request(tokenizer: Any) -> None:
+    template = "{% for tool in tools or [] %}{{ tool.function.name }}: {% endfor %}hello"
+    assert render(tokenizer, template, tools=[TOOL]) == "clock: hello"
+
+
+@pytest.mark.parametrize(
+    "template", ["hello", "{# no tools #}hello", "{% if tools %}{% endif %}hello"]
+)
+def test_tools_are_refused_by_a_template_that_does_not_write_them(
+    tokenizer: Any, template: str
+) -> None:
+    with pytest.raises(RefusedField, match="knows no tools") as exc_info:
+        render(tokenizer, template, tools=[TOOL])
+    assert exc_info.value.param == "tools"
 
 
 @pytest.mark.parametrize(

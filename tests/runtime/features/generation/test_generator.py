@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.language_models import CONTEXT, bpe_tokenizer, byte_fallback_tokenizer
@@ -57,7 +57,6 @@ def test_a_bias_for_an_unknown_token_is_refused(token: int) -> None:
         generator.stream([1], Sampling(logit_bias={token: 1.0}))
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(st.characters(exclude_characters="▁<", exclude_categories=["Cs"]), max_size=40))
 def test_the_bytes_of_all_tokens_together_are_the_text(text: str) -> None:
     for tokenizer, start in ((bpe_tokenizer(), ""), (byte_fallback_tokenizer(), " ")):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,11 @@ from tsx_runtime.features.generation.worker.engines.transformers_engine import T
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Prompt, Sampling, Tokens
 from tsx_runtime.features.generation.worker.loading import load_model
-from tsx_runtime.features.generation.worker.media import MediaFile, embed_prompt
+from tsx_runtime.features.generation.worker.media import (
+    MediaFile,
+    SequenceEmbeddings,
+    embed_prompt,
+)
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, LoadError
@@ -190,6 +195,12 @@ def test_a_long_prompt_is_read_in_several_steps(
         assert max(lengths) <= 7
 
 
+def test_a_sequence_that_lost_its_cache_keeps_its_embeddings() -> None:
+    embeddings = SequenceEmbeddings(torch.zeros(1, 1))
+    assert copy.deepcopy(embeddings) is embeddings
+
+
+@pytest.mark.nightly
 def test_a_sequence_that_lost_its_cache_reads_its_media_again(
     directories: dict[str, Path], run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -290,6 +301,7 @@ def test_a_model_whose_images_cannot_be_read_is_loaded_for_text(
     model, media = load(tiny_model(tmp_path, "gemma3"))
     assert media is None
     assert "attention that is not causal" in caplog.text
+    assert "in embed_prompt" in caplog.text  # a frame of the traceback
     assert type(model).__name__ == "Gemma3ForConditionalGeneration"
     (tmp_path / "processor_config.json").write_text(
         '{"processor_class": "Gemma3Processor", "x": 1}'
@@ -303,8 +315,9 @@ def test_a_model_without_a_place_for_images_is_not_loaded(tmp_path: Path) -> Non
     (directory / "chat_template.jinja").write_text(template)
     with pytest.raises(
         LoadError, match=r"0 <image> tokens and 1 image.* --task image-text-to-text"
-    ):
+    ) as exc_info:
         load(directory)
+    assert isinstance(exc_info.value.__cause__, ValueError)  # for the log
 
 
 def test_positions_of_several_dimensions_are_refused() -> None:

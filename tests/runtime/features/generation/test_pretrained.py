@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from tsx_runtime.features.generation.worker import pretrained
 from tsx_runtime.features.generation.worker.pretrained import (
@@ -21,13 +22,14 @@ from tsx_runtime.worker.handler_api.context import Context
 from tsx_runtime.worker.handler_api.metrics import Metrics
 
 
-def find(root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}) -> PretrainedFiles:
+def find(
+    root: Path, config: dict[str, Any], packed: Mapping[str, Any] = {}, limits_pixels: bool = True
+) -> PretrainedFiles:
     directory = root / "huggingface_model"
     directory.mkdir()
     (directory / "config.json").write_text("{}")
-    context = Context(
-        "m", str(root), {"huggingface": packed}, 1, None, "0.12.0", True, Metrics("m"), config
-    )
+    manifest, metrics = {"huggingface": packed}, Metrics("m")
+    context = Context("m", str(root), manifest, 1, None, "0.12.0", limits_pixels, metrics, config)
     return find_pretrained(context, torch.device("cpu"))
 
 
@@ -81,3 +83,12 @@ def test_an_adapter_whose_patterns_take_too_long_is_refused(
 @pytest.mark.parametrize("pattern", [r".*\.(q_proj|v_proj)$", "["])
 def test_other_patterns_are_left_to_peft(pattern: str) -> None:
     check_patterns("good", SimpleNamespace(target_modules=pattern), ["model.layers.0.q_proj"])
+
+
+@pytest.mark.parametrize(("limits_pixels", "max_pixels"), [(True, 9), (False, None)])
+def test_the_limit_of_pixels_can_be_turned_off(
+    tmp_path: Path, limits_pixels: bool, max_pixels: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 9)
+    find(tmp_path, {}, limits_pixels=limits_pixels)
+    assert max_pixels == Image.MAX_IMAGE_PIXELS

@@ -271,7 +271,7 @@ def draw_from_sorted(scores: torch.Tensor, row: NextToken) -> int:
 )
 def test_top_p_draws_as_from_the_sorted_vocabulary(vocabulary: int, scores_of: Any) -> None:
     torch.manual_seed(vocabulary)
-    scores = scores_of(torch.randn(24, vocabulary))
+    scores = scores_of(torch.randn(12, vocabulary))
     rows = [
         NextToken(
             str(index),

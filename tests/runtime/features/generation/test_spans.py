@@ -19,12 +19,15 @@ from tsx_runtime.features.tracing.settings import TracingSettings
 PROMPT = "Beautiful is better"
 PROMPT_TOKENS = len(bpe_tokenizer()(PROMPT)["input_ids"])
 CONFIG = "minWorkers: 1\nmaxWorkers: 1\n"
-CHAT = {"model": "m", "messages": [{"role": "user", "content": PROMPT}], "max_tokens": 4}
+# The prompt is longer than a page of the cache.
+MESSAGES = [{"role": "user", "content": f"{PROMPT}. " * 4}]
+CHAT = {"model": "m", "messages": MESSAGES, "max_tokens": 4}
+CHOICES = {**CHAT, "stream": True, "n": 2, "stream_options": {"include_usage": True}}
 NATIVE = {"inputs": PROMPT, "parameters": {"max_new_tokens": 3, "temperature": 0}}
 REQUESTS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {**CHAT, "temperature": 0, "seed": 5}),
-    "stream": ("/v1/chat/completions", {**CHAT, "stream": True, "n": 2}),
-    "chunked": ("/v1/chat/completions", {**CHAT, "stream": True, "n": 2}),  # the ASGI lane
+    "stream": ("/v1/chat/completions", CHOICES),
+    "chunked": ("/v1/chat/completions", CHOICES),  # the ASGI lane
     "text": ("/v1/completions", {"model": "m:1.0", "prompt": PROMPT, "max_tokens": 2}),
     "responses": ("/v1/responses", {"model": "m", "input": PROMPT, "max_output_tokens": 2}),
     "native": ("/predictions/m", NATIVE),
@@ -115,11 +118,18 @@ def test_a_chats_span_has_the_attributes_of_the_conventions(traced: Traced) -> N
 @pytest.mark.parametrize("key", ["stream", "chunked"])
 def test_the_choices_of_a_stream_are_reported_together(traced: Traced, key: str) -> None:
     attributes, chat = traced.attributes(key), traced.attributes("chat")
+    text = traced.answers[key].text
+    usage = json.loads(text.split("data: ")[-2])["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] > 0
+    assert (
+        attributes["usage.cache_read.input_tokens"]
+        == (usage["prompt_tokens_details"]["cached_tokens"])
+    )
     assert (attributes["request.choice.count"], attributes["request.stream"]) == (2, True)
     assert attributes["usage.input_tokens"] == chat["usage.input_tokens"]
     assert attributes["usage.output_tokens"] == 2 * chat["usage.output_tokens"]
     assert traced.reasons(key) == ["length", "length"]
-    assert attributes["response.id"] in traced.answers[key].text
+    assert attributes["response.id"] in text
 
 
 @pytest.mark.parametrize(

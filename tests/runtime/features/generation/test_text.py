@@ -7,7 +7,7 @@ import threading
 from functools import partial
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.support.language_models import bpe_tokenizer
@@ -33,7 +33,6 @@ def pieces(prompt: str, text: str, size: int = 1) -> list[str]:
     ]
 
 
-@settings(max_examples=60, deadline=None)
 @given(st.text(max_size=80), st.text(max_size=20), st.integers(1, 4))
 def test_joined_pieces_are_the_text(text: str, prompt: str, size: int) -> None:
     assert "".join(pieces(prompt, text, size)) == text

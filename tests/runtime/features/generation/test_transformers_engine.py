@@ -196,6 +196,7 @@ def generate(model: Any, text: str, sampling: Sampling) -> list[int]:
     return list(answer[0][len(prompt) :].tolist())
 
 
+@pytest.mark.nightly
 def test_penalties_and_biases_equal_those_of_generate_in_any_batch(
     engine: TransformersEngine, run: Run, model: Any, expected: list[list[int]]
 ) -> None:

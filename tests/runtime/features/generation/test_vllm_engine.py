@@ -23,6 +23,7 @@ from tsx_runtime.features.generation.worker import loading
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling, TokenLogprob
 from tsx_runtime.features.generation.worker.pretrained import PretrainedFiles
 from tsx_runtime.worker.exceptions import EngineDied, LoadError
+from tsx_runtime.worker.handler_api.testing import MockContext
 
 
 class Namespace:
@@ -122,7 +123,7 @@ def engine_class(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def pretrained_files(
-    directory: str = "/models/m", adapters: Any = (), **config: Any
+    directory: str | Path = "/models/m", adapters: Any = (), **config: Any
 ) -> PretrainedFiles:
     return PretrainedFiles(
         Path(directory),
@@ -281,12 +282,13 @@ def test_a_model_that_vllm_rejects_does_not_load(
 
 @pytest.mark.parametrize("engine", ["auto", "transformers"])
 def test_vllm_runs_a_model_only_by_its_name(
-    run: Run, engine_class: Any, monkeypatch: pytest.MonkeyPatch, engine: str
+    run: Run, llama: Path, engine_class: Any, monkeypatch: pytest.MonkeyPatch, engine: str
 ) -> None:
     monkeypatch.setattr(
         loading, "load_model", lambda files, config: pytest.fail(files.config.engine)
     )
+    context = MockContext()
     with pytest.raises(pytest.fail.Exception, match=engine):
-        run(loading._load_engine(pretrained_files(engine=engine), None, [0], None, False))
-    named, _ = run(loading._load_engine(pretrained_files(engine="vllm"), None, [0], None, False))
-    assert isinstance(named, engine_class)
+        run(loading.load(pretrained_files(llama, engine=engine), context))
+    generator = run(loading.load(pretrained_files(llama, engine="vllm"), context))
+    assert isinstance(generator._engine, engine_class)

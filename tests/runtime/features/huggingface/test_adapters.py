@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from pathlib import Path
 
@@ -82,14 +83,15 @@ def test_an_adapter_may_have_any_valid_archive_name(adapted: Served, tmp_path: P
         assert_near(adapted.values(bodies[1]), renamed.values(bodies[0]))
 
 
+@pytest.mark.parametrize(("setting", "value"), [("bias", "all"), ("init_lora_weights", "pissa")])
 def test_an_adapter_that_changes_the_shared_model_is_refused(
-    adapted: Served, tmp_path: Path
+    adapted: Served, tmp_path: Path, setting: str, value: str
 ) -> None:
     base = tmp_path / "base"
     shutil.copytree(adapted.directory, base)
     config = base / "adapters" / "news" / "adapter_config.json"
-    config.write_text(config.read_text().replace('"bias": "none"', '"bias": "all"'))
-    with pytest.raises(LoadError, match="news was trained with bias=all"):
+    config.write_text(json.dumps(json.loads(config.read_text()) | {setting: value}))
+    with pytest.raises(LoadError, match=f"news was trained with {setting}={value}"):
         start(base, "text-classification", tmp_path, adapters=("news",))
 
 

@@ -15,7 +15,9 @@ import pytest
 from tests.runtime.conftest import RunningServer
 from tests.support.hub import HubRepo, hub_double
 from tests.support.language_models import generation_model, lora_adapter, tiny_llama
+from tsx_archiver.metadata.huggingface import ADAPTER_CONFIG, ADAPTER_WEIGHTS
 from tsx_runtime.core.models.plan import RegisterOrder
+from tsx_runtime.features.isolation.config import Isolation, missing_features
 
 pytest.importorskip("peft")
 
@@ -26,6 +28,9 @@ ADDED = "Success: LoRA adapter '{}' added successfully."
 @pytest.fixture(scope="module")
 def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Make a store with a model that has the adapter `packed`, and further adapters."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
     root = tmp_path_factory.mktemp("added")
     store = root / "store"
     store.mkdir()
@@ -36,15 +41,23 @@ def model_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
     generation_model(store / "m", llama, {"packed": store / "polite"}, "huggingface: {}")
     pickled = store / "pickled"
     shutil.copytree(store / "polite", pickled)
-    (pickled / "adapter_model.safetensors").rename(pickled / "adapter_model.bin")
+    (pickled / ADAPTER_WEIGHTS).rename(pickled / "adapter_model.bin")
+    base = store / "base"
+    shutil.copytree(store / "polite", base)
+    tensors = load_file(base / ADAPTER_WEIGHTS)
+    tensors["base_model.model.lm_head.weight"] = torch.zeros(512, 64)
+    save_file(tensors, base / ADAPTER_WEIGHTS)
     damaged = store / "damaged"
     shutil.copytree(store / "polite", damaged)
-    with (damaged / "adapter_model.safetensors").open("r+b") as file:
+    with (damaged / ADAPTER_WEIGHTS).open("r+b") as file:
         file.truncate(1000)
-    prompts = store / "prompts"
-    shutil.copytree(store / "polite", prompts)
-    config = json.loads((prompts / "adapter_config.json").read_text())
-    (prompts / "adapter_config.json").write_text(json.dumps({**config, "peft_type": "P_TUNING"}))
+    for name, setting in (
+        ("prompts", {"peft_type": "P_TUNING"}),
+        ("pissa", {"init_lora_weights": "pissa"}),
+    ):
+        shutil.copytree(store / "polite", store / name)
+        config = json.loads((store / name / ADAPTER_CONFIG).read_text())
+        (store / name / ADAPTER_CONFIG).write_text(json.dumps(config | setting))
     shutil.copytree(store / "polite", root / "outside")
     return store
 
@@ -67,7 +80,10 @@ def serve(start_server: Callable[..., Any], model_store: Path) -> Callable[..., 
 
 @pytest.fixture(scope="module")
 def server(serve: Any) -> Iterator[RunningServer]:
-    with serve(workers=2) as server:
+    """Serve with two workers, of which one has started after the adapter `early` was added."""
+    with serve(workers=1) as server:
+        assert load(server, "early", "polite").status_code == 200
+        server.call(lambda: server.registry.scale("m", None, 2))
         yield server
 
 
@@ -77,6 +93,10 @@ def load(server: RunningServer, name: str, path: str, **fields: Any) -> httpx.Re
 
 def unload(server: RunningServer, name: str, **fields: Any) -> httpx.Response:
     return server.management.post(UNLOAD, json={"lora_name": name, **fields})
+
+
+def copies(state_dir: Path) -> list[Path]:
+    return [path for path in (state_dir / "adapters").rglob("*") if path.is_file()]
 
 
 def texts(server: RunningServer, model: str, count: int = 4) -> set[str]:
@@ -96,10 +116,10 @@ def model_ids(server: RunningServer) -> list[str]:
 def test_an_added_adapter_answers_in_all_workers_until_it_is_removed(server: RunningServer) -> None:
     answer = load(server, "new", "polite")
     assert (answer.status_code, answer.text) == (200, ADDED.format("new"))
-    assert model_ids(server) == ["m", "m/packed", "m/new"]
+    assert model_ids(server) == ["m", "m/packed", "m/early", "m/new"]
     assert server.inference.get("/v1/models/m/new").status_code == 200
     (description,) = server.management.get("/models/m").json()
-    assert description["addedAdapters"] == {"new": "polite"}
+    assert description["addedAdapters"] == {"early": "polite", "new": "polite"}
     (text,) = texts(server, "m/packed")
     assert texts(server, "m/new") == {text} != texts(server, "m")
     again = load(server, "new", "terse")
@@ -114,42 +134,55 @@ def test_an_added_adapter_answers_in_all_workers_until_it_is_removed(server: Run
         200,
         "Success: LoRA adapter 'new' removed successfully.",
     )
-    assert model_ids(server) == ["m", "m/packed"]
+    assert model_ids(server) == ["m", "m/packed", "m/early"]
     (refusal,) = texts(server, "m/new")
     assert "no adapter 'new'" in refusal
     missing = unload(server, "new")
     assert missing.status_code == 404
     assert "'new' cannot be found" in missing.json()["error"]["message"]
-    files = server.registry.state.directory / "adapters"
-    assert not [path for path in files.rglob("*") if path.is_file()]
+    assert len(copies(server.registry.state.directory)) == 3
 
 
 @pytest.mark.parametrize(
     ("name", "path", "status", "reason"),
     [
         ("bad", "nothing", 404, "No adapter found for nothing"),
+        ("bad", "n" * 300, 404, "No adapter found for nnn"),
         ("bad", "pickled", 404, "it has no adapter_model.safetensors"),
         ("bad", "m/../../outside", 404, "Relative path is not allowed"),
         ("bad", "{root}/outside", 404, "is not in the store"),
         ("bad", "file://{root}/outside", 404, "does not match any allowed URL"),
         ("bad", "s3://bucket/outside", 404, "does not match any allowed URL"),
         ("bad", "hf:org/outside", 404, "does not match any allowed URL"),
-        ("bad", "damaged", 400, "adapter_model.safetensors is damaged"),
+        ("bad", "damaged", 400, "does not fit the model"),
         ("bad", "prompts", 400, "its type is P_TUNING"),
         ("bad", "wide", 400, "does not fit the model"),
+        ("bad", "pissa", 400, "was trained with init_lora_weights=pissa"),
         ("packed", "polite", 400, "is a part of the model's archive"),
         ("../bad", "polite", 400, "cannot be called"),
-        ("", "polite", 400, "'lora_name' and 'lora_path' must be provided"),
+        ("", "polite", 400, "lora_name"),
     ],
 )
 def test_a_bad_adapter_leaves_the_model_as_it_was(
     server: RunningServer, model_store: Path, name: str, path: str, status: int, reason: str
 ) -> None:
+    before = texts(server, "m")
     answer = load(server, name, path.format(root=model_store.parent))
     assert answer.status_code == status, answer.text
     assert reason in answer.json()["error"]["message"]
-    assert model_ids(server) == ["m", "m/packed"]
-    assert not server.registry.find("m").added_adapters
+    assert model_ids(server) == ["m", "m/packed", "m/early"]
+    assert len(copies(server.registry.state.directory)) == 3
+    assert texts(server, "m") == before
+
+
+def test_tensors_of_the_base_model_in_an_adapter_change_only_its_answers(
+    server: RunningServer,
+) -> None:
+    before = texts(server, "m")
+    assert load(server, "own", "base").status_code == 200
+    assert texts(server, "m/own") != texts(server, "m/packed")
+    assert texts(server, "m") == before
+    assert unload(server, "own").status_code == 200
 
 
 def test_an_adapter_that_one_worker_refuses_is_dropped_by_the_others(
@@ -157,7 +190,7 @@ def test_an_adapter_that_one_worker_refuses_is_dropped_by_the_others(
 ) -> None:
     first, second = (worker.channel for worker in server.registry.find("m").workers)
 
-    async def refuse(name: str, directory: str | None) -> str:
+    async def refuse(name: str, directory: Path | None) -> str:
         return "no room"
 
     monkeypatch.setattr(second, "set_adapter", refuse)
@@ -169,37 +202,48 @@ def test_an_adapter_that_one_worker_refuses_is_dropped_by_the_others(
     assert first.batches == 0
 
 
-def test_a_worker_that_starts_later_has_the_adapters(server: RunningServer, until: Any) -> None:
-    assert load(server, "late", "polite").status_code == 200
-    (expected,) = texts(server, "m/packed")
-    version = server.registry.find("m")
-    server.call(lambda: server.registry.scale("m", None, 3))
-    pids = {worker.pid for worker in version.workers}
-    version.workers[0].instance.process.kill()
-    until(lambda: version.ready and len({w.pid for w in version.workers} - pids) == 1)
-    until(lambda: all(worker.state.value == "READY" for worker in version.workers))
-    assert texts(server, "m/late", 9) == {expected}
-    assert unload(server, "late").status_code == 200
-    server.call(lambda: server.registry.scale("m", None, 2))
+def test_a_worker_that_starts_later_has_the_adapters(server: RunningServer) -> None:
+    assert texts(server, "m/early", 9) == texts(server, "m/packed")
 
 
 def test_the_next_server_has_the_adapters_until_the_model_is_unregistered(
     serve: Any, tmp_path: Path
 ) -> None:
-    with serve(state_dir=tmp_path) as server:
-        assert load(server, "kept", "polite").status_code == 200
-        (expected,) = texts(server, "m/kept", 1)
-    with serve(state_dir=tmp_path) as server:
-        assert model_ids(server) == ["m", "m/packed", "m/kept"]
-        assert texts(server, "m/kept", 1) == {expected}
-        assert load(server, "new", "terse").status_code == 200
-        assert unload(server, "kept").status_code == 200
-    with serve(state_dir=tmp_path) as server:  # It has what the last one has changed.
-        assert model_ids(server) == ["m", "m/packed", "m/new"]
+    with serve(workers=0, state_dir=tmp_path) as server:
+        assert load(server, "first", "terse").status_code == 200
+    with serve(workers=0, state_dir=tmp_path) as server:
+        assert model_ids(server) == ["m", "m/packed", "m/first"]
+        # A version that could not be loaded ends like this.
+        server.call(lambda: server.registry.discard(server.registry.find("m")))
+        server.call(lambda: server.registry.register(RegisterOrder("m", initial_workers=0)))
+        assert load(server, "second", "polite").status_code == 200
+        assert unload(server, "first").status_code == 200
+    with serve(workers=0, state_dir=tmp_path) as server:
+        assert model_ids(server) == ["m", "m/packed", "m/second"]
+        assert load(server, "second", "terse", load_inplace=True).status_code == 200
         server.call(lambda: server.registry.unregister("m"))
-        assert not [path for path in (tmp_path / "adapters").rglob("*") if path.is_file()]
-        server.call(lambda: server.registry.register(RegisterOrder("m", initial_workers=1)))
+        assert not copies(tmp_path)
+        server.call(lambda: server.registry.register(RegisterOrder("m", initial_workers=0)))
         assert model_ids(server) == ["m", "m/packed"]
+
+
+def test_a_version_leaves_its_adapters_to_the_one_that_replaces_it(
+    serve: Any,
+) -> None:
+    with serve(workers=0) as server:
+        assert load(server, "new", "polite").status_code == 200
+        order = RegisterOrder("m", initial_workers=0, replaces=True)
+        server.call(lambda: server.registry.register(order))
+        assert model_ids(server) == ["m", "m/packed", "m/new"]
+        assert len(copies(server.registry.state.directory)) == 3
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(bool(list(missing_features(Isolation()))), reason="needs Landlock")
+def test_an_isolated_model_takes_adapters(serve: Any) -> None:
+    with serve(isolation="on") as server:
+        assert load(server, "new", "polite").status_code == 200
+        assert texts(server, "m/new", 1) == texts(server, "m/packed", 1)
 
 
 @pytest.mark.nightly

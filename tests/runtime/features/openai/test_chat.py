@@ -2,39 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from pathlib import Path
-from types import SimpleNamespace
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from tests.support.language_models import scripted_model
-from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
-from tsx_runtime.features.generation.worker.generator import TextGenerator
+from tests.runtime.features.openai.conftest import (
+    CITY,
+    HEAD,
+    HERMES,
+    REASONER,
+    TAGS,
+    TAIL,
+    Client,
+)
+from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.features.openai.worker.answer_formats import choose_format
-from tsx_runtime.features.openai.worker.generation import answer
+from tsx_runtime.features.openai.worker.chat import ChatRequest
 from tsx_runtime.features.openai.worker.messages import Message
 
-WEATHER = {
-    "type": "function",
-    "function": {
-        "name": "weather",
-        "parameters": {
-            "type": "object",
-            "properties": {"city": {"type": "string"}, "days": {"type": "integer"}},
-        },
-    },
-}
-HEAD = (
-    "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}{% for message in messages %}"
-    "<|{{ message.role }}|>{{ message.content }}{% for call in message.tool_calls or [] %}"
-)
-TAIL = "{% endfor %}<|end|>{% endfor %}{% if add_generation_prompt %}<|assistant|>{% endif %}"
-HERMES = HEAD + "<tool_call>\n{{ call.function | tojson }}\n</tool_call>" + TAIL
 LLAMA = (
     HEAD + '{"name": "{{ call.function.name }}", "parameters": {{ call.function.arguments | tojson'
     " }}}" + TAIL
@@ -48,84 +34,8 @@ CODER = (
     " call.function.arguments | items %}\n<parameter={{ name }}>\n{{ value }}\n</parameter>{%"
     " endfor %}\n</function>\n</tool_call>" + TAIL
 )
-THINKING = TAIL.replace("<|assistant|>", "<|assistant|><think>")
-REASONER = (
-    HEAD.replace(
-        "{{ message.content }}",
-        "{% if message.reasoning_content %}<think>{{ message.reasoning_content }}</think>{% endif"
-        " %}{{ message.content }}",
-    )
-    + "<tool_call>{{ call.function | tojson }}</tool_call>"
-    + THINKING
-)
-CITY, DAYS = '{"city": "Rome"}', '{"city": "Oslo", "days": 2}'
-TAGS = {"<tool_call>": False, "</tool_call>": False}
+DAYS = '{"city": "Oslo", "days": 2}'
 MISTRAL_TAGS = {"[TOOL_CALLS]": True, "[ARGS]": True}
-Chat = Callable[..., Any]
-
-
-class Client:
-    """A client of `answer` without a server. `send_piece` is that of a worker's context."""
-
-    def __init__(self, generator: TextGenerator, run: Callable[[Any], Any]) -> None:
-        self.generator, self._run = generator, run
-        self.pieces: list[bytes] = []
-        self.status = 200
-
-    def post(self, body: Mapping[str, Any], path: str = "v1/chat/completions") -> Any:
-        self.pieces = []
-        context: Any = SimpleNamespace(
-            send_piece=lambda _, piece: self.pieces.append(piece),
-            set_response_content_type=lambda *_: None,
-            set_response_status=lambda *_: None,
-            get_request_header=lambda *_: None,
-        )
-        return self._run(answer(path, body, self.generator, context, "m"))
-
-    def chat(self, text: str = "?", **fields: Any) -> Any:
-        messages = [{"role": "user", "content": text}]
-        return self.post({"messages": messages, "tools": [WEATHER]} | fields)
-
-    def stream(self, **fields: Any) -> list[Any]:
-        """Return the choices of all chunks."""
-        last_piece = self.chat(stream=True, **fields)
-        lines = b"".join([*self.pieces, last_piece]).split(b"\n\n")[:-2]
-        return [json.loads(line.removeprefix(b"data: "))["choices"][0] for line in lines]
-
-
-@pytest.fixture(scope="module")
-def run() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    loop = asyncio.new_event_loop()
-    yield lambda coroutine: loop.run_until_complete(asyncio.wait_for(coroutine, 60))
-    loop.close()
-
-
-@pytest.fixture
-def start(tmp_path: Path, run: Any) -> Iterator[Callable[..., Client]]:
-    engines = []
-
-    def start_model(*model: Any, response_template: Any = None) -> Client:
-        from transformers import AutoModelForCausalLM, AutoTokenizer
-
-        directory = scripted_model(tmp_path / "model", *model)
-        tokenizer = AutoTokenizer.from_pretrained(directory)
-        tokenizer.response_template = response_template
-        engine = TransformersEngine(
-            AutoModelForCausalLM.from_pretrained(directory),
-            {},
-            HuggingFaceConfig(),
-            [tokenizer.eos_token_id],
-        )
-        run(engine.start())
-        engines.append(engine)
-        metrics: Any = SimpleNamespace(
-            engine_reported_at=1e12, report=lambda *_: None, report_engine=lambda *_: None
-        )
-        return Client(TextGenerator(tokenizer, engine, None, len(tokenizer), metrics), run)
-
-    yield start_model
-    for engine in engines:
-        run(engine.close())
 
 
 def joined_calls(choices: Sequence[Any]) -> list[tuple[str, str]]:
@@ -228,15 +138,16 @@ def test_reasoning_is_split_off(start: Callable[..., Client]) -> None:
 
 def test_a_grammar_begins_after_the_reasoning(start: Callable[..., Client]) -> None:
     generator = start("ok", REASONER, {"<think>": True, "</think>": True}, "<think>").generator
-    prompt = generator.encode_chat([{"role": "user", "content": "?"}])
-    bound = choose_format(generator, prompt, [], has_grammar=True)
-    assert generator.decode(bound.prompt.token_ids, {"<think>", "</think>"}).endswith(
-        "<think></think>"  # This tokenizer has no token for line ends.
-    )
-    assert bound.new_parser().push("{}", is_last=True) == [{"content": "{}"}]
-    free = choose_format(generator, prompt, [], has_grammar=False)
-    assert free.prompt == prompt
-    assert free.new_parser().push("{}", is_last=True) == [{"reasoning_content": "{}"}]
+    request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "?"}]})
+
+    def parse(grammar: Grammar | None) -> tuple[str, list[Any]]:
+        prompt, _, new_answer = choose_format(generator, request, request.messages, grammar, None)
+        shown = generator.decode(prompt.token_ids, {"<|assistant|>", "<think>", "</think>"})
+        return shown.partition("<|assistant|>")[2], new_answer().parser.push("{}", is_last=True)
+
+    # This tokenizer has no token for line ends.
+    assert parse(Grammar("regex", "{}")) == ("<think></think>", [("content", "{}")])
+    assert parse(None) == ("<think>", [("reasoning_content", "{}")])
 
 
 def test_a_tokenizers_response_template_is_followed(start: Callable[..., Client]) -> None:

@@ -16,7 +16,7 @@ from tsx_runtime.worker.codecs.bodies import RefusedField
 
 
 class Bytes:
-    """A generator whose tokens are bytes; all bytes of longer characters have the same text."""
+    """A generator whose tokens are bytes."""
 
     context_length = 100
     adapters = ()
@@ -27,27 +27,26 @@ class Bytes:
     def decode(self, ids: list[int]) -> str:
         return bytes(ids).decode(errors="replace")
 
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id])
+
     def refusal(self, sampling: Any) -> None:
         return None
 
 
-def test_only_the_most_likely_token_of_each_text_is_shown() -> None:
+def test_parts_of_characters_are_shown_as_by_openais_completions() -> None:
     generator: Any = Bytes()
-    reply = CompletionReply({"prompt": "a", "max_tokens": 1, "logprobs": 3}, generator, "m")
-    reply.add(
-        0,
-        TextPiece(
-            "\ufffd",
-            1,
-            "length",
-            [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0), (0xE7, -3.0)])],
-        ),
-    )
+    reply = CompletionReply({"prompt": "a", "max_tokens": 5, "logprobs": 2}, generator, "m")
+    reply.add(0, TextPiece("", 1, None, [TokenLogprob(0xE6, -1.0, [(0xE6, -1.0), (0x61, -2.0)])]))
+    for byte in (0x97, 0xA5):
+        reply.add(0, TextPiece("", 1, None, [TokenLogprob(byte, -1.0)]))
+    tops = [(0x62, -1.0), (0x62, -2.0)]  # The first of two tokens with one text is shown.
+    reply.add(0, TextPiece("日b", 1, "length", [TokenLogprob(0x62, -1.0, tops)]))
     logprobs = reply.body()["choices"][0]["logprobs"]
-    assert (logprobs["token_logprobs"], logprobs["top_logprobs"]) == (
-        [-1.0],
-        [{"\ufffd": -1.0, "a": -2.0}],
-    )
+    assert logprobs["tokens"] == ["bytes:\\xe6", "bytes:\\x97", "bytes:\\xa5", "b"]
+    assert logprobs["top_logprobs"] == [{"bytes:\\xe6": -1.0, "a": -2.0}, {}, {}, {"b": -1.0}]
+    # The last token is the second character of the text.
+    assert logprobs["text_offset"] == [0, 1, 1, 1]
 
 
 def test_the_cached_tokens_of_each_prompt_count_once() -> None:

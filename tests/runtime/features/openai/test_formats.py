@@ -7,27 +7,28 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.features.generation.worker.interface import ANY_JSON_OBJECT, Grammar
+from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.features.openai.worker.completions import CompletionRequest
 from tsx_runtime.features.openai.worker.requests import read
 from tsx_runtime.features.openai.worker.responses import ResponseRequest
 from tsx_runtime.worker.codecs.bodies import RefusedField
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "string"}, "a": {"type": "integer"}}}
-BOUND = Grammar("json_schema", json.dumps(SCHEMA))
+BOUND = ("json_schema", json.dumps(SCHEMA))
+ANY_OBJECT = ("json_schema", '{"type": "object"}')
 SCHEMA_FORMAT = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
 
 
 def grammar_of(**fields: Any) -> Grammar | None:
     request = read(CompletionRequest, json.dumps({"prompt": "a", **fields}))
-    return request.grammar(request.response_format)
+    return request.grammar(request.response_format, "response_format")
 
 
 @pytest.mark.parametrize(
     ("format", "grammar"),
     [
         ({"type": "text"}, None),
-        ({"type": "json_object"}, ANY_JSON_OBJECT),
+        ({"type": "json_object"}, ANY_OBJECT),
         ({"type": "json_object", "schema": SCHEMA}, BOUND),
         *(
             (
@@ -46,8 +47,9 @@ def grammar_of(**fields: Any) -> Grammar | None:
         ),
     ],
 )
-def test_a_response_format_is_a_grammar(format: dict[str, Any], grammar: Grammar | None) -> None:
-    assert grammar_of(response_format=format) == grammar
+def test_a_response_format_is_a_grammar(format: dict[str, Any], grammar: Any) -> None:
+    expected = grammar and Grammar(*grammar, "response_format")
+    assert grammar_of(response_format=format) == expected
 
 
 @pytest.mark.parametrize(
@@ -83,8 +85,7 @@ def test_an_invalid_format_is_refused_with_the_place(format: dict[str, Any], par
 def test_the_format_of_responses_has_the_same_fields() -> None:
     format = {"type": "json_schema", "name": "n", "schema": SCHEMA, "strict": True}
     request = read(ResponseRequest, {"input": "a", "text": {"format": format}})
-    assert request.text is not None
-    assert request.grammar(request.text.format) == BOUND
+    assert request.grammar(request.text.format, "text.format") == Grammar(*BOUND, "text.format")
 
 
 @pytest.mark.parametrize(
@@ -93,15 +94,16 @@ def test_the_format_of_responses_has_the_same_fields() -> None:
         ({"json": SCHEMA}, BOUND),
         ({"json": json.dumps(SCHEMA)}, BOUND),
         ({"json": SCHEMA, "regex": None}, BOUND),
-        ({"json_object": True}, ANY_JSON_OBJECT),
-        ({"regex": "[ab]+"}, Grammar("regex", "[ab]+")),
-        ({"choice": ["yes", "no"]}, Grammar("choice", '["yes", "no"]')),
-        ({"grammar": 'start: "a"'}, Grammar("lark", 'start: "a"')),
+        ({"json_object": True}, ANY_OBJECT),
+        ({"regex": "[ab]+"}, ("regex", "[ab]+")),
+        ({"choice": ["yes", "no"]}, ("choice", '["yes", "no"]')),
+        ({"grammar": 'start: "a"'}, ("lark", 'start: "a"')),
     ],
 )
-def test_structured_outputs_are_a_grammar(outputs: dict[str, Any], grammar: Grammar) -> None:
-    assert grammar_of(structured_outputs=outputs) == grammar
-    assert grammar_of(structured_outputs=outputs, response_format={"type": "text"}) == grammar
+def test_structured_outputs_are_a_grammar(outputs: dict[str, Any], grammar: Any) -> None:
+    expected = Grammar(*grammar, "structured_outputs")
+    assert grammar_of(structured_outputs=outputs) == expected
+    assert grammar_of(structured_outputs=outputs, response_format={"type": "text"}) == expected
     with pytest.raises(RefusedField) as exc_info:
         grammar_of(structured_outputs=outputs, response_format=SCHEMA_FORMAT)
     assert exc_info.value.param == "structured_outputs"

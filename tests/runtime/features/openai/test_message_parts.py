@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import threading
+from http.server import BaseHTTPRequestHandler
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.runtime.sources.conftest import http_server, send
 from tests.support.language_models import bpe_tokenizer
 from tests.support.multimodal_models import (
     CONTEXT,
@@ -23,9 +27,11 @@ from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.media import MediaProcessor
 from tsx_runtime.features.generation.worker.media_files import UrlSettings
 from tsx_runtime.features.openai.worker.chat import ChatReply
+from tsx_runtime.features.openai.worker.generation import answer
 from tsx_runtime.features.openai.worker.replies import Continuation
 from tsx_runtime.features.openai.worker.responses import ResponseReply
 from tsx_runtime.worker.codecs.bodies import RefusedField
+from tsx_runtime.worker.handler_api.testing import MockContext
 
 IMAGE, SOUND = png(), wav()
 
@@ -142,6 +148,66 @@ def test_the_number_of_images_is_limited(generators: dict[str, TextGenerator]) -
     with pytest.raises(RefusedField, match="more than 16") as exc_info:
         chat(generators["llava"], *[unreadable] * 17)
     assert exc_info.value.param == "messages[0].content[16].image_url"
+
+
+def test_a_chat_of_text_does_not_wait_for_images(
+    generators: dict[str, TextGenerator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator = generators["llava"]
+    monkeypatch.setattr(generator.media, "_lock", None)
+    assert chat(generator, text_part("Hello")).prompt
+    with pytest.raises(TypeError):
+        chat(generator, image_part(IMAGE))
+
+
+def test_images_are_decoded_once_for_a_chat_with_tools(
+    generators: dict[str, TextGenerator], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    generator, prompts = generators["llava"], list[Any]()
+    assert generator.media is not None
+    encode = generator.media.encode
+
+    def record(*arguments: Any) -> Any:
+        prompts.append(encode(*arguments))
+        return prompts[-1]
+
+    monkeypatch.setattr(generator.media, "encode", record)
+    template = "{% if tools %}tools: clock{% endif %}" + generator.chat_template
+    monkeypatch.setattr(generator.media.processor, "chat_template", template)
+    tools = [{"type": "function", "function": {"name": "clock"}}]
+    continuation = chat(generator, image_part(IMAGE), tools=tools)
+    assert "tools: clock" in generator.decode(continuation.prompt)
+    assert [prompt.token_ids for prompt in prompts] == [continuation.prompt]
+
+
+def test_downloads_of_images_block_no_other_thread(
+    generators: dict[str, TextGenerator], without_proxies: None
+) -> None:
+    has_begun, may_answer = threading.Event(), threading.Event()
+
+    def respond(request: BaseHTTPRequestHandler) -> None:
+        has_begun.set()
+        send(request, 404 if may_answer.wait(20) else 403, Content_Length=0)
+
+    async def ask(port: int) -> list[Any]:
+        processor = generators["llava"]._renderer
+        media = MediaProcessor(processor, UrlSettings([f"127.0.0.1:{port}"]))
+        generator = generator_of(processor.tokenizer, media)
+        part = {"type": "image_url", "image_url": {"url": f"http://127.0.0.1:{port}/a.png"}}
+        body = {"messages": [{"role": "user", "content": [part]}]}
+        requests = [
+            asyncio.ensure_future(
+                answer("v1/chat/completions", body, generator, MockContext(), "m")
+            )
+            for _ in range(40)
+        ]
+        await asyncio.to_thread(has_begun.wait, 20)
+        await asyncio.to_thread(may_answer.set)
+        return await asyncio.gather(*requests)
+
+    with http_server(respond) as port:
+        responses = asyncio.run(ask(port))
+    assert ["404" in response["error"]["message"] for response in responses] == [True] * 40
 
 
 def test_placeholders_in_a_text_do_not_shift_the_images(

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from jsonschema import Draft202012Validator
 
-from tsx_runtime.features.generation.worker.interface import ANY_JSON_OBJECT, Grammar
+from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.features.openai.worker.messages import Tool, choose_tools
 from tsx_runtime.worker.codecs.bodies import RefusedField
 
@@ -42,7 +42,7 @@ ANSWER = Grammar("json_schema", json.dumps({"$defs": {"City": CITY}, "$ref": "#/
 
 def validator_of(grammar: Grammar | None) -> Draft202012Validator:
     assert grammar is not None
-    assert grammar.kind == "json_schema"
+    assert (grammar.kind, grammar.field) == ("json_schema", "tools")
     schema = json.loads(grammar.text)
     Draft202012Validator.check_schema(schema)
     return Draft202012Validator(schema)
@@ -61,8 +61,9 @@ def test_required_calls_are_a_list_or_one_object() -> None:
 
 
 def test_a_named_function_is_called_once() -> None:
-    template_tools, grammar = choose_tools(TOOLS, NAMED, grammar=ANSWER)
-    assert [tool["function"]["name"] for tool in template_tools] == ["weather", "time"]
+    tools, grammar = choose_tools(TOOLS, NAMED, grammar=ANSWER)
+    assert tools == TOOLS[:1]
+    assert choose_tools(TOOLS, {"type": "function", "name": "weather"}) == (tools, grammar)
     named = validator_of(grammar)
     assert named.is_valid(WEATHER)
     for call in (TIME, [WEATHER], {"name": "Rome"}, *INVALID_CALLS):
@@ -77,11 +78,31 @@ def test_with_a_schema_a_free_response_is_a_call_or_follows_the_schema() -> None
         assert not free.is_valid(response)
 
 
-@pytest.mark.parametrize("choice", [None, "auto", "none"])
-def test_without_a_schema_a_free_response_has_no_grammar(choice: str | None) -> None:
-    template_tools, grammar = choose_tools(TOOLS, choice)
-    assert (len(template_tools), grammar) == (0 if choice == "none" else 2, None)
-    assert choose_tools([], choice, grammar=ANY_JSON_OBJECT) == ([], ANY_JSON_OBJECT)
+@pytest.mark.parametrize("choice", ["auto", "none"])
+def test_without_a_schema_a_free_response_has_no_grammar(choice: str) -> None:
+    assert choose_tools(TOOLS, choice) == ([] if choice == "none" else TOOLS, None)
+    assert choose_tools([], choice, grammar=ANSWER) == ([], ANSWER)
+
+
+def allowed(mode: str, *names: str, is_flat: bool = False) -> Any:
+    functions = [{"name": name} for name in names]
+    if is_flat:  # the form of /v1/responses
+        tools = [{"type": "function"} | function for function in functions]
+        return {"type": "allowed_tools", "mode": mode, "tools": tools}
+    tools = [{"type": "function", "function": function} for function in functions]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
+@pytest.mark.parametrize("is_flat", [False, True])
+def test_only_allowed_tools_are_shown_and_called(is_flat: bool) -> None:
+    assert choose_tools(TOOLS, allowed("auto", "time", is_flat=is_flat)) == (TOOLS[1:], None)
+    tools, grammar = choose_tools(TOOLS, allowed("required", "time", is_flat=is_flat))
+    assert tools == TOOLS[1:]
+    required = validator_of(grammar)
+    assert required.is_valid([TIME, TIME])
+    assert not required.is_valid([WEATHER])
+    both = allowed("required", "time", "weather", is_flat=is_flat)
+    assert choose_tools(TOOLS, both) == choose_tools(TOOLS, "required")
 
 
 @pytest.mark.parametrize("choice", ["auto", "required", NAMED])
@@ -93,7 +114,20 @@ def test_a_grammar_without_calls_is_refused_together_with_tools(choice: Any) -> 
     assert choose_tools(TOOLS, "none", grammar=grammar) == ([], grammar)
 
 
-@pytest.mark.parametrize("choice", ["any", {}, {"function": {"name": "clock"}}, 5])
+@pytest.mark.parametrize(
+    "choice",
+    [
+        "any",
+        {},
+        {"function": {"name": "clock"}},
+        5,
+        {"type": "allowed_tools"},
+        {"type": "allowed_tools", "allowed_tools": 5},
+        allowed("none", "time"),
+        allowed("auto"),
+        allowed("auto", "time", "clock"),
+    ],
+)
 def test_an_unknown_choice_is_refused(choice: Any) -> None:
     with pytest.raises(RefusedField) as exc_info:
         choose_tools(TOOLS, choice)

@@ -79,9 +79,8 @@ CHAT_DEFAULTS: dict[str, Any] = {
 def test_all_defaults_of_openais_chats_are_accepted() -> None:
     messages = [{"role": "user", "content": "a"}]
     request = read(ChatRequest, {"messages": messages, **CHAT_DEFAULTS})
-    assert request.grammar(request.response_format) is None
+    assert request.grammar(request.response_format, "response_format") is None
     for field in (
-        {"reasoning_effort": "high"},
         {"verbosity": "low"},
         {"web_search_options": {}},
         {"modalities": ["text", "audio"]},
@@ -128,18 +127,22 @@ def test_values_of_responses_without_effect_are_accepted(fields: dict[str, Any])
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort"),
         ({"reasoning": {"summary": "auto"}}, "reasoning.summary"),
         ({"text": {"verbosity": "low"}}, "text.verbosity"),
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
         ({"input": [{"type": "reasoning"}]}, "input"),
         ({"input": [5]}, "input[0]"),
+        ({"input": ["a", {"type": "function_call"}]}, "input[0]"),
+        ({"input": [{"type": "reasoning"}, {"type": "item_reference"}]}, "input[1]"),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type"),
     ],
 )
 def test_values_of_responses_that_would_change_the_answer_are_refused(
     fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(RefusedField) as exc_info:
-        read(ResponseRequest, {"input": "a", **fields})
+        read(ResponseRequest, {"input": "a", **fields}).messages()
     assert exc_info.value.param == param
 
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from tsx_runtime.features.huggingface.adapters import packed_adapters
 from tsx_runtime.features.openai.routes import adapters_of
 
 
@@ -152,4 +151,3 @@ def test_a_v2_request_without_content_type_is_json(server):
 def test_an_invalid_manifest_has_no_adapters(huggingface_entry: Any) -> None:
     version: Any = SimpleNamespace(manifest={"huggingface": huggingface_entry}, added_adapters={})
     assert adapters_of(version) == []
-    assert packed_adapters(version) == []

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from inspect import signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tsx_runtime.features.generation.worker import chat_templates
 from tsx_runtime.features.generation.worker.interface import (
@@ -20,6 +20,7 @@ from tsx_runtime.features.generation.worker.interface import (
     TextPiece,
     Tokens,
 )
+from tsx_runtime.features.generation.worker.media import MediaFile, MediaProcessor
 from tsx_runtime.features.generation.worker.metrics import (
     ENGINE_INTERVAL_S,
     GenerationMetrics,
@@ -33,9 +34,6 @@ from tsx_runtime.features.generation.worker.text import (
 )
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import InvalidInput, describe_error
-
-if TYPE_CHECKING:
-    from tsx_runtime.features.generation.worker.media import MediaFile, MediaProcessor
 
 
 class TextGenerator:
@@ -65,8 +63,8 @@ class TextGenerator:
         self._max_text_chars = max(map(len, tokenizer.get_vocab())) * engine.context_length
         self._engine = engine
         self.media = media
-        self._templates = tokenizer if media is None else media.processor
-        self.chat_template = str(self._templates.chat_template or "")
+        self._renderer = tokenizer if media is None else media.processor
+        self.chat_template = str(self._renderer.chat_template or "")
         self.response_template = getattr(tokenizer, "response_template", None)
         self._defaults = defaults
         self._vocabulary = vocabulary
@@ -74,6 +72,7 @@ class TextGenerator:
         self._tenant = ""
         # The tokenizer's backend decodes ten times faster than transformers' own `decode`.
         backend = getattr(tokenizer, "backend_tokenizer", None)
+        # Tokenizers of mistral-common have neither a backend nor added tokens.
         added_tokens = {} if backend is None else backend.get_added_tokens_decoder()
         self.special_tokens = {
             token.content: token_id for token_id, token in added_tokens.items() if token.special
@@ -139,31 +138,23 @@ class TextGenerator:
             messages: The messages.
             tools: The tools that the assistant may call.
             variables: Further variables of the template.
-            files: The images and sounds, whose places are parts of messages such as
-                `{"type": "image"}`. Only a model with a `media` takes them.
+            files: The images and sounds, in the order of their parts of messages, such as
+                `{"type": "image"}`. Only a model with `media` takes them.
 
         Raises:
-            InvalidInput: The template refuses the messages, the tools or the variables; or a file
-                cannot be used.
+            RefusedField: The template ignores the tools, or a file cannot be used.
+            InvalidInput: The template refuses the messages or the variables.
         """
-        template = self._templates.chat_template
-        if not template:
+        if not self.chat_template:
             raise InvalidInput(
                 "This model has no chat template, so it takes plain text only: send a prompt"
                 " instead of messages."
             )
-        if tools and "tools" not in str(template):
+        render = self._renderer.apply_chat_template
+        reserved_names = {*signature(render).parameters, "conversations", "messages", "self"}
+        if names := reserved_names & (variables or {}).keys():
             raise InvalidInput(
-                "This model's chat template takes no tools: send the request without them."
-            )
-        server_names = signature(self._templates.apply_chat_template).parameters.keys() | {
-            "conversations",
-            "messages",
-            "self",
-        }
-        if reserved := server_names & (variables or {}).keys():
-            raise InvalidInput(
-                f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(reserved))}, which"
+                f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(names))}, which"
                 " the server sets itself."
             )
         if self.media is not None:
@@ -173,20 +164,23 @@ class TextGenerator:
                 else message
                 for message in messages
             ]
-        chat_templates.limit_next_rendering(self.context_length)
+        options = {"add_generation_prompt": True, "tokenize": False, **(variables or {})}
         try:
-            text = self._templates.apply_chat_template(
-                list(messages),
-                tools=list(tools) or None,
-                add_generation_prompt=True,
-                tokenize=False,
-                **variables or {},
-            )
+            chat_templates.limit_next_rendering(self.context_length)
+            text = render(list(messages), tools=list(tools) or None, **options)
+            chat_templates.limit_next_rendering(self.context_length)
+            ignores_tools = bool(tools) and text == render(list(messages), **options)
         # A template may raise any error, and reports invalid messages so.
         except Exception as error:
             raise InvalidInput(
                 f"The model's chat template refuses these messages: {describe_error(error)}"
             ) from error
+        if ignores_tools:
+            raise RefusedField(
+                "The model's chat template knows no tools. Send the request without 'tools', or"
+                " serve a model that has them.",
+                "tools",
+            )
         if self.media is not None:
             self._check_length(text)
             return self.media.encode(text, files)
@@ -225,6 +219,7 @@ class TextGenerator:
         `EngineDied` if the engine has ended.
 
         Raises:
+            RefusedField: The context does not hold the prompt and `max_tokens`.
             InvalidInput: The prompt or the parameters do not fit the model.
             Unavailable: Too many sequences wait.
         """
@@ -235,12 +230,16 @@ class TextGenerator:
             raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {adapter_list}")
         if (refusal := self._engine.refusal(sampling)) is not None:
             raise InvalidInput(f"The request cannot be answered: {refusal}.")
+        if not prompt:
+            raise InvalidInput("The prompt has 0 tokens. Send some text.")
         remaining_tokens = self.context_length - len(prompt)
-        if not prompt or remaining_tokens < 1:
-            raise InvalidInput(
-                f"The prompt has {len(prompt)} tokens; it must have 1 to {self.context_length - 1},"
-                f" for the model's context of {self.context_length} holds prompt and answer."
-                f" {'Shorten it.' if prompt else 'Send some text.'}"
+        if remaining_tokens < (sampling.max_tokens or 1):
+            # Clients such as LiteLLM recognize the beginning of OpenAI's message.
+            raise RefusedField(
+                f"This model's maximum context length is {self.context_length} tokens. However, the"
+                f" prompt has {len(prompt)} tokens, and {sampling.max_tokens or 'at least one'} may"
+                " follow. Shorten the prompt, or ask for fewer.",
+                code="context_length_exceeded",
             )
         for field, ids in (("The prompt", prompt), ("logit_bias", sampling.logit_bias or ())):
             if any(not 0 <= token < self._vocabulary for token in ids):
@@ -257,11 +256,9 @@ class TextGenerator:
     async def _pieces(
         self, token_stream: AsyncGenerator[Tokens, None], prompt: Sequence[int], sampling: Sampling
     ) -> AsyncGenerator[TextPiece, None]:
-        detokenizer, stops, timing = (
-            Detokenizer(partial(self.decode, visible_tokens=sampling.visible_tokens), prompt),
-            StopStrings(sampling.stop),
-            TokenTimes(),
-        )
+        decode = partial(self.decode, visible_tokens=sampling.visible_tokens)
+        detokenizer, stops = Detokenizer(decode, prompt), StopStrings(sampling.stop)
+        timing = TokenTimes()
         try:
             async with aclosing(token_stream):
                 async for ids, finish_reason, logprobs, cached_tokens in token_stream:
@@ -291,25 +288,24 @@ def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> 
 
     If these are missing, decoding is greedy, up to the end of the context.
     """
-    samples_by_default = bool(getattr(defaults, "do_sample", False))
+
+    def default(name: str) -> Any:
+        return getattr(defaults, name, None)
+
     temperature, top_k, top_p = sampling.temperature, sampling.top_k, sampling.top_p
+    samples_by_default = bool(default("do_sample"))
     if temperature is None:
-        has_sampling_parameter = top_k is not None or top_p is not None
-        temperature = (
-            (getattr(defaults, "temperature", None) or 1.0)
-            if samples_by_default or has_sampling_parameter
-            else 0.0
-        )
-    max_tokens = (
-        sampling.max_tokens or getattr(defaults, "max_new_tokens", None) or remaining_tokens
-    )
+        is_random = samples_by_default or top_k is not None or top_p is not None
+        temperature = (default("temperature") or 1.0) if is_random else 0.0
+    if samples_by_default:
+        top_k = default("top_k") if top_k is None else top_k
+        top_p = default("top_p") if top_p is None else top_p
     return replace(
         sampling,
-        max_tokens=min(max_tokens, remaining_tokens),
+        max_tokens=sampling.max_tokens
+        or min(default("max_new_tokens") or remaining_tokens, remaining_tokens),
         temperature=temperature,
-        top_k=getattr(defaults, "top_k", None) if top_k is None and samples_by_default else top_k,
-        top_p=getattr(defaults, "top_p", None) if top_p is None and samples_by_default else top_p,
-        repetition_penalty=sampling.repetition_penalty
-        or getattr(defaults, "repetition_penalty", None)
-        or 1.0,
+        top_k=top_k,
+        top_p=top_p,
+        repetition_penalty=sampling.repetition_penalty or default("repetition_penalty") or 1.0,
     )

@@ -14,6 +14,8 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 LONG_BODY_BYTES = 64 << 10
 TOKENIZING_EXECUTOR = ThreadPoolExecutor(1, "tsx-tokenizing")
+# Downloads may take long, and other users of asyncio's own threads must not wait for them.
+MEDIA_EXECUTOR = ThreadPoolExecutor(32, "tsx-media")
 ResultT = TypeVar("ResultT")
 
 FinishReason: TypeAlias = Literal["stop", "length", "tool_calls"]
@@ -26,13 +28,12 @@ class Grammar(NamedTuple):
         kind: The language of `text`.
         text: A JSON schema as JSON, a regular expression, a JSON list of texts to choose from, or a
             context-free grammar in the notation of Lark.
+        field: The field of the request that has the grammar.
     """
 
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str
-
-
-ANY_JSON_OBJECT = Grammar("json_schema", '{"type": "object"}')
+    field: str | None = None
 
 
 class Media(NamedTuple):
@@ -137,7 +138,7 @@ class TextPiece(NamedTuple):
     logprobs: Sequence[TokenLogprob] = ()
     token_ids: Sequence[int] = ()
     stop: str | None = None  # the stop string that ended the text
-    cached_tokens: int = 0  # as in `Tokens`
+    cached_tokens: int = 0  # tokens of the prompt from the cache; set in the first piece
 
 
 class EngineStats(NamedTuple):
@@ -193,18 +194,21 @@ class GenerationEngine(Protocol):
 
 
 async def run_without_blocking_streams(
-    body: Any, function: Callable[..., ResultT], *arguments: Any
+    body: Any, function: Callable[..., ResultT], *arguments: Any, may_have_media: bool = False
 ) -> ResultT:
-    """Call a function; if the body is long, call it in another thread.
+    """Call a function; if it may take long, call it in another thread.
 
     Tokenizing a long text takes a second or more, which would block other streams. All long bodies
-    share one thread.
+    share one thread. A small body may have the URL of a file, or an image of many pixels, so bodies
+    that may have media share other threads.
     """
-    if isinstance(body, Sized) and len(body) > LONG_BODY_BYTES:
-        return await asyncio.get_running_loop().run_in_executor(
-            TOKENIZING_EXECUTOR, function, *arguments
-        )
-    return function(*arguments)
+    if may_have_media:
+        executor = MEDIA_EXECUTOR
+    elif isinstance(body, Sized) and len(body) > LONG_BODY_BYTES:
+        executor = TOKENIZING_EXECUTOR
+    else:
+        return function(*arguments)
+    return await asyncio.get_running_loop().run_in_executor(executor, function, *arguments)
 
 
 class TaskRequest(NamedTuple):

@@ -47,52 +47,49 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
             else GenerationConfig.from_model_config(config)
         )
     check_vocabulary(tokenizer)
-    text_config = config.get_text_config()
-    end_token_ids = (
-        {defaults.eos_token_id, text_config.eos_token_id}
-        if not isinstance(defaults.eos_token_id, list)
-        else set(defaults.eos_token_id)
-    )
-    end_tokens = sorted(
-        id for id in end_token_ids | {tokenizer.eos_token_id} if isinstance(id, int)
-    )
-    engine, media = await _load_engine(
-        files, config, end_tokens, tokenizer, bool(context.model_yaml_config.get("threads"))
-    )
+    text_config, media = config.get_text_config(), None
+    end_tokens = find_end_tokens(defaults, text_config, tokenizer)
+    engine: GenerationEngine
+    if files.config.engine == "vllm":
+        engine = await _load_vllm(files, end_tokens)
+    else:
+        model, media = load_model(files, config)
+        if files.device.type == "cpu" and not context.model_yaml_config.get("threads"):
+            torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
+        # Only models of this engine need the import.
+        from tsx_runtime.features.generation.worker.engines.transformers_engine import (
+            TransformersEngine,
+        )
+
+        engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
+        await engine.start()
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics, media)
 
 
-async def _load_engine(
-    files: PretrainedFiles,
-    config: Any,
-    end_tokens: list[int],
-    tokenizer: Any,
-    has_thread_setting: bool,
-) -> tuple[GenerationEngine, MediaProcessor | None]:
-    if files.config.engine == "vllm":
-        if importlib.util.find_spec("vllm") is None:
-            raise LoadError(
-                "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or"
-                " choose another engine."
-            )
-        # vLLM would send usage statistics to its authors.
-        os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        # vLLM is an extra, which few models use.
-        from tsx_runtime.features.generation.worker.engines.vllm_engine import VllmEngine
+def find_end_tokens(defaults: Any, config: Any, tokenizer: Any) -> list[int]:
+    """Return the tokens that end a text.
 
-        return await VllmEngine.load(files, end_tokens), None
-    model, media = load_model(files, config)
-    if files.device.type == "cpu" and not has_thread_setting:
-        torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
-    # Only models of this engine need the import.
-    from tsx_runtime.features.generation.worker.engines.transformers_engine import (
-        TransformersEngine,
-    )
+    They are those of the tokenizer and of generation_config.json. Only if the latter has none, they
+    are those of config.json: in it, a missing field has the default of the model's class.
+    """
+    tokens = config.eos_token_id if defaults.eos_token_id is None else defaults.eos_token_id
+    tokens = tokens if isinstance(tokens, list) else [tokens]
+    return sorted({*tokens, tokenizer.eos_token_id} - {None})
 
-    engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
-    await engine.start()
-    return engine, media
+
+async def _load_vllm(files: PretrainedFiles, end_tokens: list[int]) -> GenerationEngine:
+    if importlib.util.find_spec("vllm") is None:
+        raise LoadError(
+            "model-config.yaml asks for the engine vllm: pip install 'tsx-serve[vllm]', or choose"
+            " another engine."
+        )
+    # vLLM would send usage statistics to its authors.
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # vLLM is an extra, which few models use.
+    from tsx_runtime.features.generation.worker.engines.vllm_engine import VllmEngine
+
+    return await VllmEngine.load(files, end_tokens)
 
 
 def load_model(files: PretrainedFiles, config: Any) -> tuple[Any, MediaProcessor | None]:
@@ -112,31 +109,31 @@ def load_model(files: PretrainedFiles, config: Any) -> tuple[Any, MediaProcessor
     )
 
     log_size(files.directory)
-    text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
     has_processor = any((files.directory / name).is_file() for name in PROCESSOR_FILES)
     if not has_processor or type(config) not in MODEL_FOR_MULTIMODAL_LM_MAPPING:
         return _load_weights(files, AutoModelForCausalLM), None
-    model = None
+    model = _load_weights(files, AutoModelForMultimodalLM)
     try:
         with convert_load_errors("The model's processor"):
             processor = AutoProcessor.from_pretrained(
                 files.directory, trust_remote_code=files.trusted
             )
         media = MediaProcessor(processor, files.media_urls)
-    except LoadError as error:
-        fault: str | None = str(error)
-    else:
-        model = _load_weights(files, AutoModelForMultimodalLM)
         capture_language_inputs(model)
-        fault = media.fault(model)
-        if fault is None:
-            return model, media
-    if text_class is None:
-        raise LoadError(
-            f"This engine cannot read the model's images or sounds: {fault} A model for images"
-            " can be packed with --task image-text-to-text."
+        media.check(model)
+        return model, media
+    except LoadError as error:
+        text_class = MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)
+        if text_class is None:
+            raise LoadError(
+                f"This engine cannot read the model's images or sounds: {error} A model for images"
+                " can be packed with --task image-text-to-text."
+            ) from error.__cause__
+        logger.warning(
+            "the model is loaded for text only, without images or sounds: %s",
+            error,
+            exc_info=error.__cause__,
         )
-    logger.warning("the model is loaded for text only, without images or sounds: %s", fault)
     if not isinstance(model, text_class):
         del model
         model = _load_weights(files, AutoModelForCausalLM)

@@ -6,10 +6,11 @@ and sounds. The model itself computes them all, once for each prompt. Steps then
 
 from __future__ import annotations
 
-import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
+from hashlib import sha256
 from inspect import signature
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -26,7 +27,7 @@ from tsx_runtime.features.generation.worker.media_files import (
     file_bytes,
 )
 from tsx_runtime.worker.codecs.bodies import RefusedField
-from tsx_runtime.worker.exceptions import InvalidInput, describe_error
+from tsx_runtime.worker.exceptions import InvalidInput, LoadError, describe_error
 
 Kind: TypeAlias = Literal["image", "audio"]
 # The inputs of the language part in this context, if they are asked for.
@@ -55,29 +56,32 @@ class MediaProcessor:
         self._lock = threading.Lock()  # Decoded images are large, so one chat has them at a time.
         extractor = getattr(processor, "feature_extractor", None)
         self._rate = int(getattr(extractor, "sampling_rate", 0))
-        if self._rate:
-            check_soundfile()
-        # A black image and a silent sound, by which `fault` tries the model.
+        # A black image and a silent sound, for the trial of a model.
         self._samples: dict[Kind, Any] = {}
         if getattr(processor, "image_processor", None) is not None:
             self._samples["image"] = Image.new("RGB", (64, 64))
         if self._rate:
+            check_soundfile()
             self._samples["audio"] = torch.zeros(self._rate).numpy()
 
-    def fault(self, model: Any) -> str | None:
-        """Explain why the model's chats cannot have media; None if they can."""
+    def check(self, model: Any) -> None:
+        """Try the model with an image and a sound.
+
+        Raises:
+            LoadError: The model's chats cannot have images or sounds.
+        """
+        if not self._samples:
+            raise LoadError("Its processor reads neither images nor sounds.")
         try:
             for kind, sample in self._samples.items():
                 parts = [{"type": kind, kind: ""}, {"type": "text", "text": "What is it?"}]
                 text = self.processor.apply_chat_template(
                     [{"role": "user", "content": parts}], add_generation_prompt=True
                 )
-                token_ids, features = self._process(text, {kind: [sample]})
-                embed_prompt(model, token_ids, features)
-        # Models and templates may raise any error, which then is the fault.
+                embed_prompt(model, *self._process(text, {kind: [sample]}))
+        # Models, processors and templates may raise any error.
         except Exception as error:
-            return f"{describe_error(error).rstrip('.')}."
-        return None if self._samples else "Its processor reads neither images nor sounds."
+            raise LoadError(f"{describe_error(error).rstrip('.')}.") from error
 
     def read(self, kind: Kind, value: str, field: str) -> MediaFile:
         """Read a file from base64, a data URL or an allowed URL.
@@ -87,10 +91,8 @@ class MediaProcessor:
         """
         if kind not in self._samples:
             raise no_media_error(kind, field)
-        try:
+        with _name_field(field):
             data = fetch(value, self._urls) if "://" in value[:12] else file_bytes(value, kind)
-        except InvalidInput as error:
-            raise RefusedField(error.message, field, code="invalid_value") from error
         return MediaFile(kind, data, field)
 
     def encode(self, text: str, files: Sequence[MediaFile]) -> Prompt:
@@ -105,12 +107,11 @@ class MediaProcessor:
             "audio": SoundReader(self._rate),
         }
         decoded: dict[Kind, list[Any]] = {}
-        with self._lock:
+        # Chats of text may be read on the event loop, so they do not wait.
+        with self._lock if files else nullcontext():
             for kind, data, field in files:
-                try:
+                with _name_field(field):
                     decoded.setdefault(kind, []).append(readers[kind](data))
-                except InvalidInput as error:
-                    raise RefusedField(error.message, field, code="invalid_value") from error
             try:
                 token_ids, features = self._process(text, decoded)
             # The boundary of a request: the processor reads the client's files and text.
@@ -118,7 +119,10 @@ class MediaProcessor:
                 raise InvalidInput(
                     f"The model's processor refuses this chat: {describe_error(error)}"
                 ) from error
-        return Prompt(token_ids, Media(features, _digest(features)) if files else None)
+        if not files:
+            return Prompt(token_ids)
+        digest = sha256(b"".join(sha256(file.data).digest() for file in files)).digest()
+        return Prompt(token_ids, Media(features, digest))
 
     def _process(
         self, text: str, media: Mapping[Kind, list[Any]]
@@ -126,7 +130,8 @@ class MediaProcessor:
         """Return the tokens and the other inputs of the model."""
         options: dict[str, Any] = {}
         bos = self.processor.tokenizer.bos_token
-        if bos is not None and text.startswith(bos):  # as in transformers' apply_chat_template
+        # Transformers' `apply_chat_template` adds no second beginning either.
+        if bos and text.startswith(bos):
             options["add_special_tokens"] = False
         if "image" in media:
             options["images"] = [media["image"]]
@@ -136,6 +141,14 @@ class MediaProcessor:
             options["audio_kwargs"] = {"sampling_rate": self._rate, "truncation": False}
         features = dict(self.processor(text=[text], return_tensors="pt", **options))
         return features.pop("input_ids")[0].tolist(), features
+
+
+@contextmanager
+def _name_field(field: str) -> Iterator[None]:
+    try:
+        yield
+    except InvalidInput as error:
+        raise RefusedField(error.message, field, code="invalid_value") from error
 
 
 def no_media_error(kind: Kind, field: str) -> RefusedField:
@@ -183,14 +196,12 @@ def embed_prompt(model: Any, token_ids: Sequence[int], features: Mapping[str, An
         InvalidInput: The tokens do not fit the media, or the language part needs more than
             embeddings.
     """
-    inputs = {
-        name: value.to(model.device, model.dtype if value.is_floating_point() else None)
-        if isinstance(value, torch.Tensor)
-        else value
-        for name, value in features.items()
-        # Some tokenizers return these for every model.
-        if name != "token_type_ids" or name in signature(model.forward).parameters
-    }
+    from transformers import BatchFeature  # an extra
+
+    inputs = BatchFeature(dict(features)).to(model.device, dtype=model.dtype)
+    # Some tokenizers return these for every model.
+    if "token_type_ids" not in signature(model.forward).parameters:
+        inputs.pop("token_type_ids", None)
     captured: dict[str, Any] = {}
     token = _captured_inputs.set(captured)
     try:
@@ -216,9 +227,8 @@ def embed_prompt(model: Any, token_ids: Sequence[int], features: Mapping[str, An
 
 def _language_fault(inputs: Mapping[str, Any], length: int) -> str | None:
     """Explain what the language part needs beside embeddings and causal attention, if anything."""
-    embeddings, positions, mask = map(
-        inputs.get, ("inputs_embeds", "position_ids", "attention_mask")
-    )
+    names = ("inputs_embeds", "position_ids", "attention_mask")
+    embeddings, positions, mask = map(inputs.get, names)
     if embeddings is None or embeddings.shape[:2] != (1, length):
         return "inputs of another form"
     if positions is not None and positions.tolist() != [list(range(length))]:
@@ -227,15 +237,9 @@ def _language_fault(inputs: Mapping[str, Any], length: int) -> str | None:
         isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool(mask.all())
     ):
         return "attention that is not causal"
-    others = inputs.keys() - {"inputs_embeds", "position_ids", "attention_mask"}
-    tensors = [name for name in others if isinstance(inputs[name], torch.Tensor | list)]
+    tensors = [
+        name
+        for name, value in inputs.items()
+        if name not in names and isinstance(value, torch.Tensor | list)
+    ]
     return f"further inputs ({', '.join(sorted(tensors))})" if tensors else None
-
-
-def _digest(features: Mapping[str, Any]) -> bytes:
-    digest = hashlib.sha256()
-    for name, value in sorted(features.items()):
-        digest.update(repr((name, getattr(value, "shape", value))).encode())
-        if isinstance(value, torch.Tensor):
-            digest.update(value.contiguous().view(torch.uint8).numpy().data)
-    return digest.digest()

@@ -37,7 +37,7 @@ def file_bytes(value: Any, kind: str) -> bytes:
 
     Args:
         value: The file.
-        kind: `image` or `sound`, for messages.
+        kind: The noun for the file in messages.
 
     Raises:
         InvalidInput: The value is neither a file nor base64.
@@ -130,9 +130,8 @@ class ImageReader:
         except (NotAnImage, ValueError, OSError) as error:
             raise InvalidInput(str(error)) from error
         self._pixels += image.width * image.height
-        if Image.MAX_IMAGE_PIXELS is not None and self._pixels > (
-            max_pixels := 2 * Image.MAX_IMAGE_PIXELS
-        ):
+        max_pixels = 2 * (Image.MAX_IMAGE_PIXELS or 0)
+        if max_pixels and self._pixels > max_pixels:
             raise InvalidInput(
                 f"The images of the request have more than {max_pixels} pixels together. Send them"
                 " in several requests."

@@ -11,19 +11,6 @@ import time
 from tsx_runtime.features.generation.worker.interface import EngineStats
 from tsx_runtime.worker.handler_api.metrics import Dimension, Metrics, MetricTypes
 
-TIME_TO_FIRST_TOKEN = "tsx_generation_time_to_first_token_seconds"
-TIME_PER_TOKEN = "tsx_generation_time_per_output_token_seconds"
-PROMPT_TOKENS, CACHED_TOKENS, GENERATED_TOKENS = (
-    "tsx_generation_prompt_tokens_total",
-    "tsx_generation_cached_tokens_total",
-    "tsx_generation_tokens_total",
-)
-RUNNING_SEQUENCES, WAITING_SEQUENCES, CACHE_USE = (
-    "tsx_generation_running_sequences",
-    "tsx_generation_waiting_sequences",
-    "tsx_generation_cache_use_ratio",
-)
-
 ENGINE_INTERVAL_S = 1.0  # the time between two reports of a busy engine
 
 
@@ -35,7 +22,7 @@ class TokenTimes:
         self.first_token_at = self.last_token_at = 0.0
         self.tokens = self.first_tokens = self.cached_tokens = 0
 
-    def record(self, tokens: int, cached_tokens: int = 0) -> None:
+    def record(self, tokens: int, cached_tokens: int) -> None:
         self.cached_tokens += cached_tokens
         self.last_token_at = time.monotonic()
         self.tokens += tokens
@@ -58,28 +45,31 @@ class GenerationMetrics:
         if self._metrics is None:
             return
         labels = [Dimension("adapter", adapter or "")]
-        seconds = (
-            {TIME_TO_FIRST_TOKEN: timing.first_token_at - timing.started_at}
-            if timing.tokens
-            else {}
-        )
-        if (later_tokens := timing.tokens - timing.first_tokens) > 0:
-            seconds[TIME_PER_TOKEN] = (timing.last_token_at - timing.first_token_at) / later_tokens
         if timing.tokens:
-            self._metrics.add_counter(PROMPT_TOKENS, prompt, dimensions=labels)
-            self._metrics.add_counter(CACHED_TOKENS, timing.cached_tokens, dimensions=labels)
-            self._metrics.add_counter(GENERATED_TOKENS, timing.tokens, dimensions=labels)
-        for name, value in seconds.items():
-            self._metrics.add_time(name, value, None, "s", labels, MetricTypes.HISTOGRAM)
+            for name, tokens in (
+                ("tsx_generation_prompt_tokens_total", prompt),
+                ("tsx_generation_cached_tokens_total", timing.cached_tokens),
+                ("tsx_generation_tokens_total", timing.tokens),
+            ):
+                self._metrics.add_counter(name, tokens, dimensions=labels)
+            times = {
+                "tsx_generation_time_to_first_token_seconds": timing.first_token_at
+                - timing.started_at
+            }
+            if later_tokens := timing.tokens - timing.first_tokens:
+                duration_s = timing.last_token_at - timing.first_token_at
+                times["tsx_generation_time_per_output_token_seconds"] = duration_s / later_tokens
+            for name, seconds in times.items():
+                self._metrics.add_time(name, seconds, None, "s", labels, MetricTypes.HISTOGRAM)
         self.report_engine(stats)
 
     def report_engine(self, stats: EngineStats) -> None:
         self.engine_reported_at = time.monotonic()
         if self._metrics is not None:
             for name, value in (
-                (RUNNING_SEQUENCES, stats.running),
-                (WAITING_SEQUENCES, stats.waiting),
-                (CACHE_USE, round(stats.cache_use, 4)),
+                ("tsx_generation_running_sequences", stats.running),
+                ("tsx_generation_waiting_sequences", stats.waiting),
+                ("tsx_generation_cache_use_ratio", round(stats.cache_use, 4)),
             ):
                 self._metrics.add_metric(
                     name, value, "count", None, [self._worker], MetricTypes.GAUGE

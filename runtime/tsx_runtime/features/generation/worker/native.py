@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from contextlib import aclosing
+from itertools import zip_longest
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
@@ -18,6 +19,7 @@ from tsx_runtime.features.generation.worker.interface import (
     Prompt,
     Sampling,
     TextPiece,
+    TokenLogprob,
     run_without_blocking_streams,
 )
 from tsx_runtime.worker.codecs.bodies import (
@@ -26,6 +28,7 @@ from tsx_runtime.worker.codecs.bodies import (
     Seed,
     Stops,
     TokenCount,
+    unsupported_field_error,
     validate_body,
 )
 from tsx_runtime.worker.exceptions import InvalidInput
@@ -39,7 +42,6 @@ class GrammarParameter(BodyObject):
     value: Any
 
     def grammar(self) -> Grammar:
-        # A schema may be an object or its text.
         text = self.value if isinstance(self.value, str) else json.dumps(self.value)
         return Grammar("regex" if self.type == "regex" else "json_schema", text)
 
@@ -65,14 +67,13 @@ class Parameters(BodyObject, extra="allow"):
             temperature, top_p, top_k = 0.0, None, None
         elif self.do_sample and temperature is None:
             temperature = 1.0
-        stop = tuple(self.stop or ())
         return Sampling(
             self.max_new_tokens,
             temperature,
             top_p,
             top_k,
             self.seed,
-            stop,
+            tuple(self.stop or ()),
             bool(self.details),
             grammar=None if self.grammar is None else self.grammar.grammar(),
             adapter=self.adapter,
@@ -83,7 +84,7 @@ class GenerationRequest(BodyObject, extra="ignore"):
     """The body of a request; `inputs` is a text, or the messages of a chat."""
 
     inputs: Any = None
-    parameters: Parameters | None = None
+    parameters: Parameters = Field(default_factory=Parameters)
     stream: bool | None = None
 
 
@@ -96,48 +97,43 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
         EngineDied: The engine has ended.
     """
     request, prompt = await run_without_blocking_streams(body, _read_request, body, generator)
-    parameters = request.parameters or Parameters()
+    parameters, is_text = request.parameters, isinstance(request.inputs, str)
     sampling = parameters.sampling()
-    prefix = (
-        request.inputs if parameters.return_full_text and isinstance(request.inputs, str) else ""
-    )
+    text = request.inputs if parameters.return_full_text and is_text else ""
     ids: list[int] = []
-    texts: list[str] = []
     tokens: list[dict[str, Any]] = []
-    last = TextPiece("", 0)
     (stream,) = spans.follow(
         context,
         [generator.stream(prompt.token_ids, sampling, prompt.media)],
         [prompt.token_ids],
         sampling,
         {
-            "operation.name": "text_completion" if isinstance(request.inputs, str) else "chat",
+            "operation.name": "text_completion" if is_text else "chat",
             "request.model": context.model_name,
             "request.stream": bool(request.stream),
         },
     )
-    async with aclosing(stream) as pieces:
-        async for piece in pieces:
+    async with aclosing(stream):
+        async for piece in stream:
             ids += piece.token_ids
-            if request.stream and not piece.finish_reason:
+            text += piece.text
+            if request.stream:
                 context.set_response_content_type(0, "text/event-stream")
-                context.send_piece(0, _encode_event(len(ids), piece, None, None))
-            texts.append(piece.text)
+                if not piece.finish_reason:
+                    context.send_piece(0, _encode_event(len(ids), piece))
             if parameters.details:
                 tokens += [
-                    _token_json(generator, piece, index) for index in range(len(piece.token_ids))
+                    _token_json(token_id, generator.decode([token_id]), logprob)
+                    for token_id, logprob in zip_longest(piece.token_ids, piece.logprobs)
                 ]
-            last = piece
-    text = f"{prefix}{''.join(texts)}"
     details = {
-        "finish_reason": _finish_reason(last),
+        "finish_reason": _finish_reason(piece),
         "generated_tokens": len(ids),
         "seed": sampling.seed,
     }
     if request.stream:
-        context.set_response_content_type(0, "text/event-stream")
         return _encode_event(
-            len(ids), last, text, details | {"input_length": len(prompt.token_ids)}
+            len(ids), piece, text, details | {"input_length": len(prompt.token_ids)}
         )
     return [
         {"generated_text": text}
@@ -166,31 +162,18 @@ def _read_request(body: Any, generator: TextGenerator) -> tuple[GenerationReques
     if not isinstance(body, bytes | dict):
         body = {"inputs": body}
     request = validate_body(GenerationRequest, body)
-    for name, value in ((request.parameters and request.parameters.model_extra) or {}).items():
-        if value not in (None, False):
-            raise InvalidInput(
-                f"The parameter {name} is not supported; these are:"
-                f" {', '.join(Parameters.model_fields)}."
-            )
+    for name, value in (request.parameters.model_extra or {}).items():
+        if value is not False:  # Clients of Hugging Face send all flags.
+            raise unsupported_field_error(f"parameters.{name}")
     inputs = request.inputs
     if isinstance(inputs, str):
-        prompt = Prompt(generator.encode(inputs))
-    elif isinstance(inputs, list) and inputs and all(isinstance(entry, dict) for entry in inputs):
-        prompt = generator.encode_chat(inputs)
-    else:
-        chat = 'a list of messages such as {"role": "user", "content": "Hello"}'
-        raise InvalidInput(
-            f"inputs must be a text, or {chat}. OpenAI's format goes to /v1/chat/completions."
-        )
-    max_tokens = request.parameters and request.parameters.max_new_tokens
-    size = len(prompt.token_ids)
-    if max_tokens and size < generator.context_length < size + max_tokens:
-        text = (
-            f"The prompt has {size} tokens, and max_new_tokens is {max_tokens}, but the"
-            f" model's context has {generator.context_length}"
-        )
-        raise InvalidInput(f"{text} for both. Shorten the prompt, or ask for fewer.")
-    return request, prompt
+        return request, Prompt(generator.encode(inputs))
+    if isinstance(inputs, list) and inputs and all(isinstance(entry, dict) for entry in inputs):
+        return request, generator.encode_chat(inputs)
+    raise InvalidInput(
+        'inputs must be a text, or a list of messages such as {"role": "user", "content":'
+        ' "Hello"}. OpenAI\'s format goes to /v1/chat/completions.'
+    )
 
 
 def _finish_reason(piece: TextPiece) -> str:
@@ -199,28 +182,21 @@ def _finish_reason(piece: TextPiece) -> str:
     return "eos_token" if piece.stop is None else "stop_sequence"
 
 
-def _token_json(generator: TextGenerator, piece: TextPiece, index: int) -> dict[str, Any]:
-    id = piece.token_ids[index]
-    logprob = piece.logprobs[index].logprob if index < len(piece.logprobs) else None
+def _token_json(token_id: int, text: str, logprob: TokenLogprob | None) -> dict[str, Any]:
     return {
-        "id": id,
-        "text": generator.decode([id]),
-        "logprob": logprob,
-        "special": generator.decode([id]) == "",
+        "id": token_id,
+        "text": text,
+        "logprob": logprob and logprob.logprob,
+        "special": not text,
     }
 
 
 def _encode_event(
-    index: int, piece: TextPiece, text: str | None, details: dict[str, Any] | None
+    index: int, piece: TextPiece, text: str | None = None, details: dict[str, Any] | None = None
 ) -> bytes:
     """Encode an event of a stream; only the last one has `text` and `details`."""
-    logprob = piece.logprobs[-1].logprob if piece.logprobs else None
-    special = details is not None and details["finish_reason"] == "eos_token"
-    token = {
-        "id": piece.token_ids[-1] if piece.token_ids else 0,
-        "text": piece.text,
-        "logprob": logprob,
-        "special": special,
-    }
+    token_id = piece.token_ids[-1] if piece.token_ids else 0
+    token = _token_json(token_id, piece.text, piece.logprobs[-1] if piece.logprobs else None)
+    token["special"] = details is not None and details["finish_reason"] == "eos_token"
     document = {"index": index, "token": token, "generated_text": text, "details": details}
     return b"data:%b\n\n" % json.dumps(document, separators=(",", ":")).encode()

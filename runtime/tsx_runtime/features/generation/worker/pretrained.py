@@ -18,6 +18,7 @@ from pickle import UnpicklingError
 from typing import Any, NamedTuple
 
 import torch
+from PIL import Image
 
 from tsx_archiver.metadata.huggingface import (
     ADAPTER_WEIGHTS,
@@ -32,6 +33,8 @@ from tsx_runtime.worker.exceptions import LoadError, describe_error
 from tsx_runtime.worker.handler_api.context import Context
 
 DTYPES = {"auto": "auto", "fp32": "float32", "fp16": "float16", "bf16": "bfloat16"}
+# The values of PEFT's settings `bias` and `init_lora_weights` that leave the base model as it is.
+HARMLESS_VALUES = (True, False, "none", "gaussian", "eva", "mica", "orthogonal")
 SAVE_TOKENIZER_ADVICE = "Save it beside the weights: tokenizer.save_pretrained(DIRECTORY)."
 MAX_PATTERNS_S = 10.0  # the time to match an adapter's patterns, with the start of a process
 LOG_INTERVAL_S = 5.0  # the time between two lines about the progress
@@ -69,15 +72,13 @@ class PretrainedFiles(NamedTuple):
 
 
 def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
-    """Find the model's directory, and read its settings.
+    """Find the model's directory, read its settings, and apply `limit_max_image_pixels`.
 
     Raises:
         LoadError: The archive has no such model, or a setting is wrong.
     """
-    properties, packed_settings = (
-        context.system_properties,
-        context.manifest.get(MANIFEST_KEY) or {},
-    )
+    properties = context.system_properties
+    packed_settings = context.manifest.get(MANIFEST_KEY) or {}
     directory = Path(properties["model_dir"]) / DIRECTORY
     if not (directory / CONFIG).is_file():
         raise LoadError(
@@ -101,6 +102,8 @@ def find_pretrained(context: Context, device: torch.device) -> PretrainedFiles:
         raise LoadError(
             f"precision in model-config.yaml is {precision!r}. Set one of {', '.join(DTYPES)}."
         )
+    if not properties.get("limit_max_image_pixels", True):
+        Image.MAX_IMAGE_PIXELS = None
     return PretrainedFiles(
         directory,
         {
@@ -203,9 +206,13 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
                 f"The adapter {name} is of the type {config.peft_type}; only those that change"
                 " layers are served, as LoRA."
             )
-        if (bias := getattr(config, "bias", "none")) != "none":
-            fault = f"was trained with bias={bias}, which changes the model that others share"
-            raise LoadError(f"The adapter {name} {fault}. Train it without.")
+        for setting in ("bias", "init_lora_weights"):
+            value = getattr(config, setting, "none")
+            if value not in HARMLESS_VALUES:
+                raise LoadError(
+                    f"The adapter {name} was trained with {setting}={value}, which changes the"
+                    " model that others share. Train it without."
+                )
         check_patterns(name, config, [module_name for module_name, _ in model.named_modules()])
         shared_tensors = {
             id(tensor): tensor for tensor in itertools.chain(model.parameters(), model.buffers())
@@ -215,15 +222,22 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
             str(directory),
             torch_device=str(model.device),
             autocast_adapter_dtype=False,
+            # Tensors of the file then take the place of those of the copy, which the base shares.
+            low_cpu_mem_usage=True,
         )
+        for parameter in adapted_model.parameters():
+            if id(parameter) not in shared_tensors:
+                parameter.data = parameter.data.to(model.dtype)
         weights = directory / ADAPTER_WEIGHTS
         if weights.is_file():
             names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
             with safe_open(weights, "pt") as saved:
-                if others := sorted(names ^ set(saved.keys())):
+                # PEFT also saves the embeddings of the base model if the adapter changes them.
+                own_names = set(saved.keys()) - adapted_model.state_dict().keys()
+                if differences := sorted(names ^ own_names):
                     raise LoadError(
                         f"The adapter {name} is of another model: only one of the two has"
-                        f" {others[0]}."
+                        f" {differences[0]}."
                     )
     return adapted_model.get_base_model().eval().requires_grad_(False)
 

@@ -18,10 +18,7 @@ from tsx_runtime.wire import SPAN_HEADER
 from tsx_runtime.worker.handler_api.context import Context
 
 MAX_TEXT_CHARS = 256
-_SAMPLING = (
-    *("max_tokens", "temperature", "top_p", "top_k", "seed"),
-    *("frequency_penalty", "presence_penalty"),
-)
+SAMPLING_FIELDS = "max_tokens temperature top_p top_k seed frequency_penalty presence_penalty"
 
 Stream = AsyncGenerator[TextPiece, None]
 
@@ -61,25 +58,26 @@ def follow(
         return streams
     started_at = time.monotonic()
     first_token_s: float | None = None
-    output_tokens = cached_tokens = 0
+    output_tokens = 0
     finish_reasons = [""] * len(streams)
+    # A prompt and its part in the cache count once, for its first choice.
+    cached_tokens: dict[int, int] = {}
 
     async def followed(index: int, stream: Stream) -> Stream:
-        nonlocal first_token_s, output_tokens, cached_tokens
+        nonlocal first_token_s, output_tokens
         async with aclosing(stream):
             async for piece in stream:
                 if first_token_s is None:
                     first_token_s = time.monotonic() - started_at
                 output_tokens += piece.tokens
-                cached_tokens += piece.cached_tokens
+                cached_tokens.setdefault(id(prompts[index]), piece.cached_tokens)
                 finish_reasons[index] = piece.finish_reason or ""
                 yield piece
-        input_tokens = sum({id(prompt): len(prompt) for prompt in prompts}.values())
         usage = {
             "request.choice.count": len(streams) if len(streams) > 1 else None,
-            **{f"request.{name}": getattr(sampling, name) for name in _SAMPLING},
-            "usage.input_tokens": input_tokens,
-            "usage.cache_read.input_tokens": min(cached_tokens, input_tokens),
+            **{f"request.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS.split()},
+            "usage.input_tokens": sum({id(prompt): len(prompt) for prompt in prompts}.values()),
+            "usage.cache_read.input_tokens": sum(cached_tokens.values()),
             "usage.output_tokens": output_tokens,
             "response.finish_reasons": finish_reasons,
             "latency.time_to_first_token": first_token_s,

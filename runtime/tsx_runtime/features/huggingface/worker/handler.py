@@ -12,7 +12,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-from PIL import Image
 
 from tsx_archiver.metadata.huggingface import HANDLER, family
 from tsx_runtime.features.generation.worker import spans
@@ -88,8 +87,6 @@ class HuggingFaceHandler:
         Raises:
             LoadError: The model cannot be loaded, or cannot answer a request.
         """
-        if not context.system_properties.get("limit_max_image_pixels", True):
-            Image.MAX_IMAGE_PIXELS = None
         self.device = choose_device(context.system_properties.get("gpu_id"))
         files = find_pretrained(context, self.device)
         if family(files.task) not in TASKS:

@@ -11,69 +11,98 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
-from tsx_runtime.features.generation.worker.interface import Prompt
+from tsx_runtime.features.generation.worker.interface import Grammar, Prompt
+from tsx_runtime.features.openai.worker.messages import (
+    ChatFields,
+    Message,
+    choose_tools,
+    encode_messages,
+)
+from tsx_runtime.features.openai.worker.replies import ParsedChoice
 from tsx_runtime.features.openai.worker.tool_calls import (
     CALL_MARKERS,
+    REASONING_TAGS,
     AnswerParser,
-    find_reasoning_tags,
+    Kind,
+    Piece,
 )
-from tsx_runtime.worker.codecs.bodies import JsonObject
 
 PROMPT_END_TOKENS = 64  # enough for the beginning of the assistant's turn
 # The parts of a message by the fields of response templates.
-PARTS = {"content": "content"} | dict.fromkeys(
-    ("reasoning_content", "reasoning", "thinking"), "reasoning_content"
-)
+PARTS: dict[str, Kind] = {
+    "content": "content",
+    "reasoning_content": "reasoning_content",
+    "reasoning": "reasoning_content",
+    "thinking": "reasoning_content",
+}
 
 
 class AnswerFormat(NamedTuple):
-    """The format of the answers to a prompt.
+    """The format of the answers to a chat.
 
     Attributes:
         prompt: The prompt; its reasoning is ended if a grammar begins after it.
-        visible_tokens: The special tokens that the parser needs.
-        new_parser: Create the parser of one answer.
+        sampling: The sampling parameters that bind the answer and show its markers.
+        new_answer: Create an answer.
     """
 
     prompt: Prompt
-    visible_tokens: frozenset[str]
-    new_parser: Callable[[], AnswerParser]
+    sampling: Mapping[str, Any]
+    new_answer: Callable[[], ParsedChoice]
 
 
 def choose_format(
     generator: TextGenerator,
-    prompt: Prompt,
-    tools: Sequence[Mapping[str, Any]],
-    *,
-    has_grammar: bool,
-    allows_several_calls: bool = True,
+    request: ChatFields,
+    messages: Sequence[Message],
+    grammar: Grammar | None,
+    effort: str | None,
 ) -> AnswerFormat:
-    """Choose the parser of the answers to a prompt."""
-    template = None if has_grammar else generator.response_template
-    tags = None if template else find_reasoning_tags(generator.chat_template)
+    """Encode a chat, and choose the grammar and the parser of its answers.
+
+    Args:
+        generator: The model.
+        request: The request.
+        messages: The messages.
+        grammar: The grammar of an answer that is not a call.
+        effort: The effort of the reasoning, which the chat template may use.
+
+    Raises:
+        InvalidInput: The messages, tools or files cannot be used.
+    """
+    tools, grammar = choose_tools(
+        request.tools, request.tool_choice, request.parallel_tool_calls, grammar
+    )
+    variables = {"reasoning_effort": effort} if effort else {}
+    prompt = encode_messages(generator, messages, tools, variables | request.chat_template_kwargs)
+    template = None if grammar else generator.response_template
+    tags = next((tags for tags in REASONING_TAGS if tags.end in generator.chat_template), None)
     markers = (
         str(template).replace("\\", "")
         if template
-        else ({*(CALL_MARKERS if tools else ()), *(tags or ())})
+        else {*(CALL_MARKERS if tools else ()), *(tags or ())}
     )
     visible_tokens = frozenset(token for token in generator.special_tokens if token in markers)
     prompt_end = generator.decode(prompt.token_ids[-PROMPT_END_TOKENS:], visible_tokens)
     is_reasoning = tags is not None and prompt_end.rstrip().endswith(tags.start)
-    if has_grammar:
-        if tags is not None and is_reasoning:
+    if grammar and tags is not None:
+        if is_reasoning:
             end = generator.encode(f"\n{tags.end}\n\n", add_special_tokens=False)
             prompt = prompt._replace(token_ids=[*prompt.token_ids, *end])
         tags, is_reasoning = None, False
-    functions = [tool["function"] for tool in tools]
     new_parser = partial(
-        AnswerParser if template is None else partial(TemplateParser, template, prompt_end),
-        tools={function["name"]: function.get("parameters") for function in functions},
+        partial(TemplateParser, template, prompt_end) if template else AnswerParser,
+        tools={tool.function.name: tool.function.parameters for tool in tools},
         reasoning_tags=tags,
         is_reasoning=is_reasoning,
-        allows_several_calls=allows_several_calls,
+        allows_several_calls=request.parallel_tool_calls,
         special_tokens=visible_tokens,
     )
-    return AnswerFormat(prompt, visible_tokens, new_parser)
+    return AnswerFormat(
+        prompt,
+        {"grammar": grammar, "visible_tokens": visible_tokens},
+        lambda: ParsedChoice(parser=new_parser()),
+    )
 
 
 class TemplateParser(AnswerParser):
@@ -96,7 +125,7 @@ class TemplateParser(AnswerParser):
         ]
         self._parser: Any = ResponseParser(template, prompt, tools=tools)
 
-    def _parse(self) -> Iterator[JsonObject | None]:
+    def _parse(self) -> Iterator[Piece | None]:
         events, call_text = self._parser.initial_events, ""
         while True:
             for event in events:
@@ -105,7 +134,7 @@ class TemplateParser(AnswerParser):
                 if part is None:
                     call_text += text
                 elif text:
-                    yield {part: text}
+                    yield part, text
                 if event["field"] == "tool_calls" and "value" in event:
                     yield from self._convert_calls(event["value"], call_text)
                     call_text = ""
@@ -121,24 +150,22 @@ class TemplateParser(AnswerParser):
                     self._parser = None
             except (KeyError, ValueError):
                 # A call cannot be parsed, so the rest of the answer is text.
-                events, self._parser = [], None
-                yield {"content": call_text + text}
-                for rest in self._find():
-                    yield {"content": rest} if rest else None
+                yield "content", call_text + text
+                yield from self._find("content")
+                return
 
-    def _convert_calls(self, value: Any, text: str) -> Iterator[JsonObject]:
+    def _convert_calls(self, value: Any, text: str) -> Iterator[Piece]:
         calls = value if isinstance(value, list) else [value]
         functions = [call.get("function", call) for call in calls]
         if any(function.get("name") not in self._tools for function in functions):
-            yield {"content": text}
+            yield "content", text
             return
         for function in functions:
-            if self._calls and not self._allows_several_calls:
-                return
             arguments = function.get("arguments") or {}
-            yield self._call_delta(function["name"])
-            yield self._arguments_delta(
+            yield "name", function["name"]
+            yield (
+                "arguments",
                 arguments
                 if isinstance(arguments, str)
-                else json.dumps(arguments, ensure_ascii=False)
+                else json.dumps(arguments, ensure_ascii=False),
             )

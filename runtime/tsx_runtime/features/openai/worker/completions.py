@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, Field
@@ -10,6 +11,7 @@ from pydantic import BeforeValidator, Field
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Prompt, TextPiece, TokenLogprob
 from tsx_runtime.features.openai.worker.replies import (
+    Choice,
     ChoicesReply,
     ChoicesRequest,
     limit_logprob,
@@ -57,7 +59,24 @@ class CompletionRequest(ChoicesRequest):
     best_of: Choices = None
 
 
-class CompletionReply(ChoicesReply):
+@dataclass
+class Completion(Choice):
+    """A choice whose text may begin with the prompt.
+
+    Attributes:
+        echo: The prompt, until it is streamed.
+        chars: The number of characters before the next token.
+    """
+
+    echo: str = ""
+    chars: int = 0
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(token.logprob for token in self.logprobs) / max(1, len(self.logprobs))
+
+
+class CompletionReply(ChoicesReply[Completion]):
     def __init__(self, body: Any, generator: TextGenerator, model: str) -> None:
         """Read the request and encode its prompts.
 
@@ -99,77 +118,76 @@ class CompletionReply(ChoicesReply):
             request.max_tokens or default_max_tokens,
             logprobs=top_count is not None or count > self._n,
             top_logprobs=top_count or 0,
-            grammar=request.grammar(request.response_format),
+            grammar=request.grammar(request.response_format, "response_format"),
         )
         head = {"id": new_id("cmpl-"), "object": "text_completion", "model": request.model or model}
-        super().__init__(request, generator, [*map(Prompt, prompts)], sampling, head, count)
+        super().__init__(
+            request, generator, [*map(Prompt, prompts)], sampling, head, Completion, count
+        )
         self._has_logprobs = top_count is not None
-        self._echo = [
-            generator.decode(continuation.prompt) if request.echo else ""
-            for continuation in self.continuations
-        ]
-        # the number of characters before the next token of each choice
-        self._offsets = [0] * len(self._choices)
+        if request.echo:
+            for choice, continuation in zip(self._choices, self.continuations, strict=True):
+                choice.echo = generator.decode(continuation.prompt)
 
     def add(self, index: int, piece: TextPiece) -> bytes:
         """Add a piece to a choice, and return its events if the response is streamed."""
-        self._choices[index].add(piece)
-        if not self.streams:
+        choice = self._choices[index]
+        choice.add(piece)
+        has_news = choice.echo or piece.text or piece.finish_reason or piece.logprobs
+        if not self.streams or not has_news:
             return b""
-        text, self._echo[index] = self._echo[index] + piece.text, ""
-        if not text and not piece.finish_reason and not piece.logprobs:
-            return b""
-        return self._chunk(self._choice_json(index, text, piece.logprobs, piece.finish_reason))
+        return self._chunk(self._choice_json(index, choice, piece))
 
     def body(self) -> JsonObject:
-        choices = []
+        choices: list[Completion] = []
         for start in range(0, len(self._choices), self._count):
-            indexes = [*range(start, start + self._count)]
+            candidates = self._choices[start : start + self._count]
             if self._count > self._n:
-                indexes.sort(key=lambda idx: -self._choices[idx].mean_logprob)
-            choices += [
-                self._choice_json(
-                    idx,
-                    self._echo[idx] + choice.text,
-                    choice.logprobs if self._has_logprobs else (),
-                    choice.finish_reason,
-                )
-                for idx in indexes[: self._n]
-                for choice in [self._choices[idx]]
-            ]
-        for position, choice_json in enumerate(choices):
-            choice_json["index"] = position
-        return self._head | {"choices": choices, "usage": self._usage()}
+                candidates.sort(key=lambda choice: -choice.mean_logprob)
+            choices += candidates[: self._n]
+        choices_json = [
+            self._choice_json(index, choice, choice) for index, choice in enumerate(choices)
+        ]
+        return self._head | {"choices": choices_json, "usage": self._usage()}
 
     def _choice_json(
-        self, index: int, text: str, logprobs: Sequence[TokenLogprob], finish_reason: str | None
+        self, index: int, choice: Completion, text: Completion | TextPiece
     ) -> JsonObject:
+        echo, choice.echo = choice.echo, ""
         return {
-            "text": text,
+            "text": echo + text.text,
             "index": index,
-            "logprobs": self._logprobs_json(index, logprobs),
-            "finish_reason": finish_reason,
+            "logprobs": self._logprobs_json(choice, text.logprobs) if self._has_logprobs else None,
+            "finish_reason": text.finish_reason,
         }
 
-    def _logprobs_json(self, index: int, logprobs: Sequence[TokenLogprob]) -> JsonObject | None:
+    def _logprobs_json(
+        self, choice: Completion, logprobs: Sequence[TokenLogprob]
+    ) -> JsonObject | None:
         if not logprobs:
             return None
-        decode = self._generator.decode
-        tokens = [decode([entry.token_id]) for entry in logprobs]
         offsets = []
-        for token in tokens:
-            offsets.append(self._offsets[index])
-            self._offsets[index] += len(token)
-        tops: list[dict[str, float]] = [{} for _ in logprobs]
-        for top, entry in zip(tops, logprobs, strict=True):
-            # The most likely token comes first. Several tokens that are parts of characters may
-            # decode to the same text, of which the first one is kept.
-            for token_id, logprob in entry.top:
-                top.setdefault(decode([token_id]), limit_logprob(logprob))
-        values = [limit_logprob(entry.logprob) for entry in logprobs]
+        for entry in logprobs:
+            offsets.append(choice.chars)
+            # A character begins with each byte that does not continue one.
+            data = self._generator.token_bytes(entry.token_id)
+            choice.chars += sum(byte >> 6 != 0b10 for byte in data)
         return {
-            "tokens": tokens,
-            "token_logprobs": values,
-            "top_logprobs": tops,
+            "tokens": [self._token_text(entry.token_id) for entry in logprobs],
+            "token_logprobs": [limit_logprob(entry.logprob) for entry in logprobs],
+            # Of several tokens with the same text, the first and most likely one is kept.
+            "top_logprobs": [
+                {
+                    self._token_text(token_id): limit_logprob(logprob)
+                    for token_id, logprob in reversed(entry.top)
+                }
+                for entry in logprobs
+            ],
             "text_offset": offsets,
         }
+
+    def _token_text(self, token_id: int) -> str:
+        data = self._generator.token_bytes(token_id)
+        text = data.decode(errors="backslashreplace")
+        # OpenAI writes parts of characters as `bytes:\xe2\x80`.
+        return text if text.encode() == data else f"bytes:{text}"

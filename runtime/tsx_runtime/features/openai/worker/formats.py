@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import BeforeValidator, Field, model_validator
 from pydantic_core import from_json
 
-from tsx_runtime.features.generation.worker.interface import ANY_JSON_OBJECT, Grammar
+from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject
 
 SCHEMA_NAME = r"^[a-zA-Z0-9_-]{1,64}$"
@@ -18,7 +18,7 @@ class PlainFormat(BodyObject):
     """Any text, or a JSON object, for which clients of llama.cpp send a schema here."""
 
     type: Literal["text", "json_object"]
-    definition: JsonObject | None = Field(None, alias="schema")
+    definition: JsonObject = Field(default={"type": "object"}, alias="schema")
 
 
 class SchemaFormat(BodyObject):
@@ -38,12 +38,10 @@ TextFormat: TypeAlias = Annotated[PlainFormat | SchemaFormat, Field(discriminato
 
 
 def _flatten_schema(format: Any) -> Any:
-    if not isinstance(format, dict):
+    if not isinstance(format, dict) or not isinstance(format.get("json_schema"), dict):
         return format
-    definition = format.get("json_schema")
-    return {
-        **(definition if isinstance(definition, dict) else {}),
-        **{name: value for name, value in format.items() if name != "json_schema"},
+    return format["json_schema"] | {
+        name: value for name, value in format.items() if name != "json_schema"
     }
 
 
@@ -77,15 +75,6 @@ class StructuredOutputs(BodyObject):
     def grammar(self) -> Grammar:
         ((kind, value),) = self.model_dump(exclude_unset=True).items()
         if kind == "json_object":
-            return ANY_JSON_OBJECT
+            kind, value = "json_schema", {"type": "object"}
         text = value if isinstance(value, str) else json.dumps(value)
-        return Grammar(kind, text)  # type: ignore[arg-type]  # The fields are named after kinds.
-
-
-def grammar_of(format: PlainFormat | SchemaFormat | None) -> Grammar | None:
-    """Return the grammar of the text, or None for any text."""
-    if format is None or format.type == "text":
-        return None
-    if format.definition is None:
-        return ANY_JSON_OBJECT
-    return Grammar("json_schema", json.dumps(format.definition))
+        return Grammar(kind, text, "structured_outputs")  # type: ignore[arg-type]  # a kind's name

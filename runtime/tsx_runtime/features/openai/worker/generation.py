@@ -47,10 +47,14 @@ async def answer(
                 f" {', '.join(f'/{known_path}' for known_path in REPLIES)}, and no /{path}.",
                 status=404,
             )
-        if generator.media is None:
-            reply = await run_without_blocking_streams(body, REPLIES[path], body, generator, model)
-        else:  # A small body may have a URL, or an image of many pixels.
-            reply = await asyncio.to_thread(REPLIES[path], body, generator, model)
+        reply = await run_without_blocking_streams(
+            body,
+            REPLIES[path],
+            body,
+            generator,
+            model,
+            may_have_media=generator.media is not None,
+        )
         streams = spans.follow(
             context,
             [generator.stream(*continuation) for continuation in reply.continuations],

@@ -12,45 +12,42 @@ from pydantic_core import from_json
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Grammar, Prompt
 from tsx_runtime.features.generation.worker.media import Kind, MediaFile, no_media_error
+from tsx_runtime.features.openai.worker.requests import TextRequest
 from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, quote_value
 
 MAX_FILES = 16  # images and sounds in a chat
+# The field of the content by the type of a part.
+CONTENT_FIELDS = {
+    "text": "text",
+    "input_text": "text",
+    "output_text": "text",
+    "refusal": "refusal",
+    "image_url": "image_url",
+    "input_image": "image_url",
+    "input_audio": "input_audio",
+}
 FILE_KINDS: Mapping[str, Kind] = {"image_url": "image", "input_audio": "audio"}
 
 
-class ContentPart(BodyObject, extra="ignore"):
+class ContentPart(BodyObject):
     """A text, an image or a sound in a message; images are URLs, and sounds are base64."""
 
-    type: Literal[
-        "text", "input_text", "output_text", "refusal", "image_url", "input_image", "input_audio"
-    ]
-    text: str | None = Field(None, validation_alias=AliasChoices("text", "refusal"))
-    image_url: Annotated[str | None, BeforeValidator(lambda value: _value_of(value, "url"))] = None
-    input_audio: Annotated[str | None, BeforeValidator(lambda value: _value_of(value, "data"))] = (
-        None
-    )
+    field: str
+    content: str
 
-    @property
-    def field(self) -> str:
-        """The name of the field that has the content."""
-        name = "image_url" if self.type == "input_image" else self.type
-        return name if name in FILE_KINDS else "text"
-
-    @property
-    def value(self) -> str | None:
-        content: str | None = getattr(self, self.field)
-        return content
-
-    @model_validator(mode="after")
-    def _check_field(self) -> ContentPart:
-        if self.value is None:
-            raise ValueError(f"it has no '{self.field}'")
-        return self
-
-
-def _value_of(field: Any, name: str) -> Any:
-    """Return the content of a field, which is an object in chats and a text in responses."""
-    return field.get(name) if isinstance(field, dict) else field
+    @model_validator(mode="before")
+    @classmethod
+    def _read_content(cls, part: Any) -> Any:
+        kind = part.get("type") if isinstance(part, dict) else None
+        field = CONTENT_FIELDS.get(kind) if isinstance(kind, str) else None
+        if field is None:
+            raise ValueError(f"it must have a type of {', '.join(CONTENT_FIELDS)}")
+        content = part.get(field)
+        if isinstance(content, dict):  # Chats have an object, and responses a text.
+            content = content.get("data" if field == "input_audio" else "url")
+        if not isinstance(content, str):
+            raise ValueError(f"it has no '{field}'")
+        return {"field": field, "content": content}
 
 
 class CalledFunction(BodyObject, extra="ignore"):
@@ -106,21 +103,22 @@ class Message(BodyObject, extra="ignore"):
 
     def for_template(self) -> JsonObject:
         """Convert the message for a chat template."""
-        optional = self.model_dump(
+        parts = self.content or []
+        content: Any = "".join(part.content for part in parts)
+        if any(part.field in FILE_KINDS for part in parts):
+            content = [
+                {"type": kind, kind: ""}
+                if (kind := FILE_KINDS.get(part.field))
+                else {"type": "text", "text": part.content}
+                for part in parts
+            ]
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content,
+        } | self.model_dump(
             include={"reasoning_content", "name", "tool_call_id", "tool_calls"},
             exclude_none=True,
         )
-        content: list[JsonObject] = []
-        for part in self.content or ():
-            if (kind := FILE_KINDS.get(part.field)) is not None:
-                content.append({"type": kind, kind: ""})
-            else:
-                content.append({"type": "text", "text": part.value})
-        is_text = all(part["type"] == "text" for part in content)
-        return {
-            "role": "system" if self.role == "developer" else self.role,
-            "content": "".join(part["text"] for part in content) if is_text else content,
-        } | optional
 
 
 class ToolFunction(BodyObject, extra="ignore"):
@@ -130,13 +128,29 @@ class ToolFunction(BodyObject, extra="ignore"):
 
 
 class Tool(BodyObject, extra="ignore"):
+    """A tool; `/v1/responses` has the fields of the function next to `type`."""
+
     type: Literal["function"]
     function: ToolFunction
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nest_function(cls, tool: Any) -> Any:
+        return {"function": tool, **tool} if isinstance(tool, dict) else tool
+
+
+class ChatFields(TextRequest):
+    """The common fields of chats and responses."""
+
+    tools: list[Tool] = []
+    tool_choice: Any = "auto"
+    parallel_tool_calls: bool = True
+    chat_template_kwargs: JsonObject = {}
 
 
 def choose_tools(
     tools: Sequence[Tool], choice: Any, is_parallel: bool = True, grammar: Grammar | None = None
-) -> tuple[list[JsonObject], Grammar | None]:
+) -> tuple[Sequence[Tool], Grammar | None]:
     """Return the tools for the prompt, and the grammar of the response.
 
     A call is a JSON object with `name` and `arguments`. A response that must be a call is one
@@ -152,32 +166,39 @@ def choose_tools(
         RefusedField: `choice` is unknown, or names a function that is not in `tools`; or the
             grammar leaves no place for a call.
     """
-    if choice == "none" or (not tools and choice in (None, "auto")):
+    if choice == "none" or (choice == "auto" and not tools):
         return [], grammar
-    template_tools = [tool.model_dump(exclude_none=True) for tool in tools]
-    is_free = choice in (None, "auto")
-    if is_free and grammar is None:
-        return template_tools, None
-    if grammar is not None and grammar.kind != "json_schema":
-        raise RefusedField(
-            "With 'tools', the field 'structured_outputs' can only have a JSON schema. Send one, or no"
-            " tools.",
-            "structured_outputs",
-            code="invalid_value",
-        )
     names = [tool.function.name for tool in tools]
+    mode, chosen_names = choice, names
     try:
-        chosen_names = names if is_free or choice == "required" else [choice["function"]["name"]]
-    except (TypeError, KeyError):
-        chosen_names = []
-    if not chosen_names or not all(name in names for name in chosen_names):
+        if isinstance(choice, dict):
+            allowed = {"mode": "named", "tools": [choice]} | choice.get("allowed_tools", choice)
+            mode = allowed["mode"]
+            chosen_names = [tool.get("function", tool)["name"] for tool in allowed["tools"]]
+    except (AttributeError, KeyError, TypeError):
+        mode = None
+    chosen_tools = [tool for tool in tools if tool.function.name in chosen_names]
+    if (
+        mode not in ("auto", "required", "named")
+        or not chosen_tools
+        or len(chosen_tools) < len(chosen_names)
+    ):
         raise RefusedField(
             f"The field 'tool_choice' is {quote_value(choice)}; it must be auto, none, required or"
-            f" one of the functions in 'tools' ({', '.join(names) or 'there are none'}).",
+            f" functions that 'tools' has ({', '.join(names) or 'none'}).",
             "tool_choice",
             code="invalid_value",
         )
-    call_schemas = [
+    if mode == "auto" and grammar is None:
+        return chosen_tools, None
+    if grammar is not None and grammar.kind != "json_schema":
+        raise RefusedField(
+            "With 'tools', the field 'structured_outputs' can only have a JSON schema. Send one, or"
+            " no tools.",
+            "structured_outputs",
+            code="invalid_value",
+        )
+    schemas: list[JsonObject] = [
         {
             "type": "object",
             "properties": {
@@ -189,22 +210,21 @@ def choose_tools(
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for index, tool in enumerate(tools)
-        if tool.function.name in chosen_names
+        for index, tool in enumerate(chosen_tools)
     ]
-    schema: JsonObject = call_schemas[0] if len(call_schemas) == 1 else {"anyOf": call_schemas}
-    if is_free and grammar is not None:
-        schema = {"anyOf": [schema, {"$id": "urn:response"} | json.loads(grammar.text)]}
-    elif is_parallel and choice == "required":
+    if mode == "auto" and grammar is not None:
+        schemas.append({"$id": "urn:response"} | json.loads(grammar.text))
+    schema: JsonObject = {"anyOf": schemas}
+    if is_parallel and mode == "required":
         schema = {"type": "array", "items": schema, "minItems": 1}
-    return template_tools, Grammar("json_schema", json.dumps(schema))
+    return chosen_tools, Grammar("json_schema", json.dumps(schema), "tools")
 
 
 def encode_messages(
     generator: TextGenerator,
     messages: Sequence[Message],
-    tools: Sequence[Mapping[str, Any]] = (),
-    variables: Mapping[str, Any] | None = None,
+    tools: Sequence[Tool],
+    variables: Mapping[str, Any],
 ) -> Prompt:
     """Encode a chat by the model's chat template.
 
@@ -212,18 +232,12 @@ def encode_messages(
         RefusedField: The template ignores the tools, or an image or sound cannot be used.
         InvalidInput: The template refuses the messages.
     """
-    chat, files = (
+    return generator.encode_chat(
         [message.for_template() for message in messages],
+        [tool.model_dump(exclude_none=True) for tool in tools],
+        variables,
         list(_files(generator, messages)),
     )
-    prompt = generator.encode_chat(chat, tools, variables, files)
-    if tools and prompt.token_ids == generator.encode_chat(chat, (), variables, files).token_ids:
-        raise RefusedField(
-            "The model's chat template knows no tools. Send the request without 'tools', or serve a"
-            " model that has them.",
-            "tools",
-        )
-    return prompt
 
 
 def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[MediaFile]:
@@ -233,7 +247,11 @@ def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[Me
         RefusedField: One cannot be read, or there are too many.
     """
     parts = [
-        (f"messages[{index}].content[{position}].{part.field}", FILE_KINDS[part.field], part.value)
+        (
+            f"messages[{index}].content[{position}].{part.field}",
+            FILE_KINDS[part.field],
+            part.content,
+        )
         for index, message in enumerate(messages)
         for position, part in enumerate(message.content or ())
         if part.field in FILE_KINDS
@@ -245,4 +263,4 @@ def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[Me
     for field, kind, value in parts:
         if generator.media is None:
             raise no_media_error(kind, field)
-        yield generator.media.read(kind, value or "", field)
+        yield generator.media.read(kind, value, field)

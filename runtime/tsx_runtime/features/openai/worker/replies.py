@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import (
@@ -18,9 +18,10 @@ from tsx_runtime.features.generation.worker.interface import (
     TextPiece,
     TokenLogprob,
 )
-from tsx_runtime.features.openai.worker.formats import ResponseFormat
+from tsx_runtime.features.openai.worker.formats import PlainFormat, ResponseFormat
 from tsx_runtime.features.openai.worker.requests import Choices, TextRequest
-from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField
+from tsx_runtime.features.openai.worker.tool_calls import AnswerParser, Kind
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject
 
 DONE = b"data: [DONE]\n\n"
 MIN_LOGPROB = -9999.0  # replaces minus infinity, which JSON does not have
@@ -34,26 +35,8 @@ class Continuation(NamedTuple):
     media: Media | None = None
 
 
-def make_continuations(
-    prompts: Sequence[Prompt], sampling: Sampling, n: int, generator: TextGenerator
-) -> list[Continuation]:
-    """Return `n` continuations of each prompt; a given seed is made different for each.
-
-    Raises:
-        RefusedField: The model's context is too short.
-    """
-    context_length = generator.context_length
-    for prompt, _ in prompts:
-        if len(prompt) + (sampling.max_tokens or 1) > context_length:
-            # Clients such as LiteLLM recognize the beginning of OpenAI's message.
-            text = (
-                f"This model's maximum context length is {context_length} tokens. However, the"
-                f" prompt has {len(prompt)} tokens, and {sampling.max_tokens or 'at least one'} may"
-                " follow."
-            )
-            raise RefusedField(
-                f"{text} Shorten the prompt, or ask for fewer.", code="context_length_exceeded"
-            )
+def make_continuations(prompts: Sequence[Prompt], sampling: Sampling, n: int) -> list[Continuation]:
+    """Return `n` continuations of each prompt; a given seed is made different for each."""
     seeds = [sampling.seed if sampling.seed is None else sampling.seed + idx for idx in range(n)]
     return [
         Continuation(prompt, replace(sampling, seed=seed), media)
@@ -66,26 +49,76 @@ def make_continuations(
 class Choice:
     """A choice: one generated text, as far as it is complete."""
 
-    parts: list[str] = field(default_factory=list)
+    texts: list[str] = field(default_factory=list)
     tokens: int = 0
+    reasoning_tokens: int = 0
     cached_tokens: int = 0  # tokens of the prompt
     finish_reason: FinishReason | None = None
     logprobs: list[TokenLogprob] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        return "".join(self.parts)
-
-    @property
-    def mean_logprob(self) -> float:
-        return sum(token.logprob for token in self.logprobs) / max(1, len(self.logprobs))
+        return "".join(self.texts)
 
     def add(self, piece: TextPiece) -> None:
-        self.parts.append(piece.text)
+        self.texts.append(piece.text)
         self.tokens += piece.tokens
         self.cached_tokens += piece.cached_tokens
         self.finish_reason = piece.finish_reason or self.finish_reason
         self.logprobs += piece.logprobs
+
+
+@dataclass
+class AnswerPart:
+    """A part of an answer: content, reasoning, or a call, whose text is the arguments.
+
+    Attributes:
+        kind: The kind of `text`.
+        name: The name of the called function.
+        id: The id of the call. Mistral's templates require nine characters.
+    """
+
+    kind: Kind
+    name: str = ""
+    text: str = ""
+    id: str = field(default_factory=lambda: new_id("")[:9])
+
+
+@dataclass
+class ParsedChoice(Choice):
+    """A choice whose text is parsed into parts, of which there is at least one."""
+
+    parser: AnswerParser = field(kw_only=True)
+    parts: list[AnswerPart] = field(default_factory=list)
+
+    @property
+    def calls(self) -> list[AnswerPart]:
+        return [part for part in self.parts if part.kind == "arguments"]
+
+    def text_of(self, kind: Kind) -> str | None:
+        texts = [part.text for part in self.parts if part.kind == kind]
+        return "".join(texts) if texts else None
+
+    def add_parts(self, piece: TextPiece) -> Iterator[tuple[AnswerPart, str]]:
+        """Add a piece, and yield the parts that it changes and their new text.
+
+        The new text is empty at the beginning of a call.
+        """
+        self.add(piece)
+        was_reasoning = self.parser.is_reasoning
+        pieces = self.parser.push(piece.text, is_last=piece.finish_reason is not None)
+        if was_reasoning or self.parser.is_reasoning:
+            self.reasoning_tokens += piece.tokens
+        if piece.finish_reason and not (pieces or self.parts):
+            pieces.append(("content", ""))
+        for kind, text in pieces:
+            if kind == "name":
+                self.parts.append(AnswerPart("arguments", text))
+                text = ""
+            elif not self.parts or kind != self.parts[-1].kind:
+                self.parts.append(AnswerPart(kind))
+            self.parts[-1].text += text
+            yield self.parts[-1], text
 
 
 def encode_event(data: Any, name: str = "") -> bytes:
@@ -100,19 +133,22 @@ def limit_logprob(logprob: float) -> float:
 
 
 class StreamOptions(BodyObject):
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None  # OpenAI pads its events; these have no padding.
+    include_usage: bool = False
+    include_obfuscation: bool = False  # OpenAI pads its events; these have no padding.
 
 
 class ChoicesRequest(TextRequest):
     """The common fields of chat and text completions."""
 
     n: Choices = None
-    response_format: ResponseFormat | None = None
-    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat = PlainFormat(type="text")
+    stream_options: StreamOptions = StreamOptions()
 
 
-class ChoicesReply:
+ChoiceT = TypeVar("ChoiceT", bound=Choice)
+
+
+class ChoicesReply(Generic[ChoiceT]):
     """The response to a request: `count` choices of each prompt, by default `n`.
 
     `add` returns the events for a piece of a choice; there are none without streaming.
@@ -125,21 +161,16 @@ class ChoicesReply:
         prompts: Sequence[Prompt],
         sampling: Sampling,
         head: JsonObject,
+        new_choice: Callable[[], ChoiceT],
         count: int | None = None,
     ) -> None:
-        """Create the continuations.
-
-        Raises:
-            RefusedField: The model's context is too short.
-        """
+        """Create the continuations."""
         self.streams = bool(request.stream)
-        self._shows_usage = request.stream_options is not None and bool(
-            request.stream_options.include_usage
-        )
+        self._shows_usage = request.stream_options.include_usage
         self._count = count or request.n or 1
-        self.continuations = make_continuations(prompts, sampling, self._count, generator)
+        self.continuations = make_continuations(prompts, sampling, self._count)
         self._generator = generator
-        self._choices = [Choice() for _ in self.continuations]
+        self._choices = [new_choice() for _ in self.continuations]
         self._prompt_tokens = sum(len(prompt.token_ids) for prompt in prompts)
         self._head = head | {"created": int(time.time())}
         self.id, self.model = head["id"], head["model"]
@@ -159,6 +190,7 @@ class ChoicesReply:
 
     def _usage(self) -> JsonObject:
         completion = sum(choice.tokens for choice in self._choices)
+        reasoning = sum(choice.reasoning_tokens for choice in self._choices)
         # Each prompt counts once, as does its part in the cache.
         cached = sum(choice.cached_tokens for choice in self._choices[:: self._count])
         return {
@@ -166,6 +198,7 @@ class ChoicesReply:
             "completion_tokens": completion,
             "total_tokens": self._prompt_tokens + completion,
             "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
         }
 
 

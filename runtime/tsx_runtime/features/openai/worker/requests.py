@@ -5,6 +5,7 @@ A field that would change the response is either supported or refused.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, TypeAlias, TypeVar
 
@@ -12,12 +13,7 @@ from pydantic import Field
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling
-from tsx_runtime.features.openai.worker.formats import (
-    PlainFormat,
-    SchemaFormat,
-    StructuredOutputs,
-    grammar_of,
-)
+from tsx_runtime.features.openai.worker.formats import StructuredOutputs, TextFormat
 from tsx_runtime.worker.codecs.bodies import (
     MAX_TOKENS,
     BodyObject,
@@ -31,19 +27,18 @@ from tsx_runtime.worker.codecs.bodies import (
 # Fields about the user, or for OpenAI's own service, which do not affect the response.
 IGNORED_FIELDS = frozenset(
     {
-        *(
-            "user",
-            "metadata",
-            "store",
-            "service_tier",
-            "safety_identifier",
-            "prompt_cache_key",
-            "prompt_cache_options",
-            "prompt_cache_retention",
-            "prediction",  # It makes OpenAI's answer faster, and changes no text.
-        ),
+        "user",
+        "metadata",
+        "store",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "prediction",  # It makes OpenAI's answer faster, and changes no text.
         # APIs that support these two declare them as fields.
-        *("parallel_tool_calls", "stream_options"),
+        "parallel_tool_calls",
+        "stream_options",
     }
 )
 # For each unsupported field, the values that have no effect, such as OpenAI's default.
@@ -58,7 +53,6 @@ NEUTRAL_VALUES: Mapping[str, Sequence[Any]] = {
     "background": [False],
     "include": [[], ["reasoning.encrypted_content"]],
     "truncation": ["disabled"],
-    "reasoning_effort": ["none", "medium"],
     "reasoning": [{}],
     "verbosity": ["medium"],
     "chat_template_kwargs": [{}],
@@ -135,23 +129,27 @@ class TextRequest(OpenAIRequest):
     structured_outputs: StructuredOutputs | None = None
     cache_salt: Annotated[str, Field(min_length=1)] | None = None
 
-    def grammar(self, format: PlainFormat | SchemaFormat | None) -> Grammar | None:
+    def grammar(self, format: TextFormat, field: str) -> Grammar | None:
         """Return the grammar of the text, or None for any text.
+
+        Args:
+            format: The format of the text, unless it is in `structured_outputs`.
+            field: The name of the field with the format.
 
         Raises:
             RefusedField: Both the format and `structured_outputs` have a grammar.
         """
-        grammar = grammar_of(format)
-        if self.structured_outputs is None:
-            return grammar
-        if grammar is not None:
+        outputs = self.structured_outputs
+        if format.type == "text":
+            return None if outputs is None else outputs.grammar()
+        if outputs is not None:
             raise RefusedField(
-                "The field 'structured_outputs' and the format of the response each bind the text."
-                " Send one of them.",
+                f"The fields 'structured_outputs' and '{field}' each bind the text. Send one of"
+                " them.",
                 "structured_outputs",
                 code="invalid_value",
             )
-        return self.structured_outputs.grammar()
+        return Grammar("json_schema", json.dumps(format.definition), field)
 
     def sampling(
         self, generator: TextGenerator, model: str, max_tokens: int | None, **fields: Any

@@ -1,84 +1,107 @@
-"""`/v1/responses` for plain text: https://platform.openai.com/docs/api-reference/responses."""
+"""`/v1/responses`: https://platform.openai.com/docs/api-reference/responses."""
 
 from __future__ import annotations
 
 import time
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator
 
 from tsx_runtime.features.generation.worker.generator import TextGenerator
 from tsx_runtime.features.generation.worker.interface import TextPiece
-from tsx_runtime.features.openai.worker.formats import TextFormat
-from tsx_runtime.features.openai.worker.messages import Message, encode_messages
+from tsx_runtime.features.openai.worker.answer_formats import choose_format
+from tsx_runtime.features.openai.worker.formats import PlainFormat, TextFormat
+from tsx_runtime.features.openai.worker.messages import ChatFields, Message
 from tsx_runtime.features.openai.worker.replies import (
-    Choice,
+    AnswerPart,
     encode_event,
     make_continuations,
     new_id,
 )
-from tsx_runtime.features.openai.worker.requests import TextRequest, read
-from tsx_runtime.worker.codecs.bodies import (
-    BodyObject,
-    JsonObject,
-    RefusedField,
-    TokenCount,
-    quote_value,
-)
+from tsx_runtime.features.openai.worker.requests import read
+from tsx_runtime.features.openai.worker.tool_calls import Kind
+from tsx_runtime.worker.codecs.bodies import BodyObject, JsonObject, RefusedField, TokenCount
+
+# The names of events, which are also those of contents, by the kind of a part.
+EVENTS = {
+    "content": "output_text",
+    "reasoning_content": "reasoning_text",
+    "arguments": "function_call_arguments",
+}
+# The statuses of a response by the finish reason.
+STATUSES = {None: "in_progress", "length": "incomplete"}
 
 
-def _message_list(content: Any) -> Any:
-    """Return the messages of an input, leaving out the model's earlier reasoning.
+def _read_item(item: Any) -> Any:
+    """Return the message of an item, or None for the model's earlier reasoning.
 
     Raises:
-        RefusedField: An item is neither a message nor reasoning.
+        ValueError: The item is of another type.
     """
-    if content and isinstance(content, str):
-        return [{"role": "user", "content": content}]
-    if not isinstance(content, list):
-        return content
-    messages = []
-    for index, item in enumerate(content):
-        kind = item.get("type", "message") if isinstance(item, dict) else "message"
-        if kind == "message":
-            messages.append(item)
-        elif kind != "reasoning":
-            text = (
-                f"The field 'input[{index}]' is of type {quote_value(kind)}, which is not supported"
-                " here. Send messages of text only"
-            )
-            raise RefusedField(
-                f"{text}; /v1/chat/completions takes tool calls.",
-                f"input[{index}]",
-                code="invalid_value",
-            )
-    return messages
+    kind = item.get("type", "message") if isinstance(item, dict) else "message"
+    if kind == "message":
+        return item
+    if kind == "reasoning":
+        return None
+    if kind == "function_call":
+        call = {"id": item.get("call_id"), "function": item}
+        return {"role": "assistant", "tool_calls": [call]}
+    if kind == "function_call_output":
+        return {
+            "role": "tool",
+            "tool_call_id": item.get("call_id"),
+            "content": item.get("output"),
+        }
+    raise ValueError("it must be a message, reasoning, a function_call or a function_call_output")
 
 
-Input = Annotated[list[Message], BeforeValidator(_message_list), Field(min_length=1)]
+Input = Annotated[
+    list[Annotated[Message | None, BeforeValidator(_read_item)]],
+    BeforeValidator(
+        lambda text: [{"role": "user", "content": text}] if text and isinstance(text, str) else text
+    ),
+]
 
 
 class TextShape(BodyObject):
-    format: TextFormat | None = None
+    format: TextFormat = PlainFormat(type="text")
     verbosity: Literal["medium"] | None = None
 
 
 class Reasoning(BodyObject):
-    effort: Literal["none", "medium"] | None = None
+    effort: str | None = None
 
 
-class ResponseRequest(TextRequest):
+class ResponseRequest(ChatFields):
     input: Input
     instructions: str | None = None
     max_output_tokens: TokenCount = None
-    text: TextShape | None = None
-    tool_choice: Literal["auto", "none"] | None = None
-    reasoning: Reasoning | None = None
-    chat_template_kwargs: JsonObject | None = None
+    text: TextShape = TextShape()
+    reasoning: Reasoning = Reasoning()
+
+    def messages(self) -> list[Message]:
+        """Return the messages. A call belongs to the assistant's message before it.
+
+        Raises:
+            RefusedField: There is none in the input.
+        """
+        if not any(self.input):
+            raise RefusedField("The field 'input' has no message. Send one.", "input")
+        instructions = {"role": "system", "content": self.instructions}
+        messages = [Message.model_validate(instructions)] if self.instructions else []
+        for message in self.input:
+            if message is None:
+                continue
+            if message.content is None and messages and messages[-1].role == "assistant":
+                calls = (messages[-1].tool_calls or []) + (message.tool_calls or [])
+                messages[-1].tool_calls = calls
+            else:
+                messages.append(message)
+        return messages
 
 
 class ResponseReply:
-    """The response to a request: one message of text.
+    """The response to a request: reasoning, text and function calls.
 
     It is never stored, even if the request has `"store": true`.
     """
@@ -90,25 +113,19 @@ class ResponseReply:
             InvalidInput: The body cannot be used.
         """
         request = read(ResponseRequest, body)
-        messages = request.input
-        if request.instructions:
-            messages = [
-                Message.model_validate({"role": "system", "content": request.instructions}),
-                *messages,
-            ]
-        text_format = request.text.format if request.text is not None else None
-        sampling = request.sampling(
-            generator, model, request.max_output_tokens, grammar=request.grammar(text_format)
-        )
-        self.streams = bool(request.stream)
-        self.continuations = make_continuations(
-            [encode_messages(generator, messages, variables=request.chat_template_kwargs)],
-            sampling,
-            1,
+        text_format = request.text.format
+        answers = choose_format(
             generator,
+            request,
+            request.messages(),
+            request.grammar(text_format, "text.format"),
+            request.reasoning.effort,
         )
-        self._choice = Choice()
-        self._message_id = new_id("msg_")
+        sampling = request.sampling(generator, model, request.max_output_tokens, **answers.sampling)
+        self.streams = bool(request.stream)
+        self.continuations = make_continuations([answers.prompt], sampling, 1)
+        self._answer = answers.new_answer()
+        self._part_index = -1  # the part that is streamed now
         self._event_number = 0
         self.id, self.model = new_id("resp_"), request.model or model
         self._head: JsonObject = {
@@ -120,105 +137,107 @@ class ResponseReply:
             "max_output_tokens": request.max_output_tokens,
             "metadata": {},
             "model": self.model,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "previous_response_id": None,
             "store": False,
             "temperature": sampling.temperature,
-            "text": {
-                "format": {"type": "text"}
-                if text_format is None
-                else text_format.model_dump(by_alias=True, exclude_none=True)
-            },
-            "tool_choice": request.tool_choice or "auto",
-            "tools": [],
+            "text": {"format": text_format.model_dump(by_alias=True, exclude_unset=True)},
+            "tool_choice": request.tool_choice,
+            "tools": [{"type": "function"} | tool.function.model_dump() for tool in request.tools],
             "top_p": sampling.top_p,
             "truncation": "disabled",
         }
 
     def add(self, index: int, piece: TextPiece) -> bytes:
-        """Add a piece to a choice, and return its events if the response is streamed."""
-        events = self._first_events() if self.streams and not self._choice.parts else b""
-        self._choice.add(piece)
-        if self.streams and piece.text:
-            events += self._event(
-                "response.output_text.delta",
-                self._position() | {"delta": piece.text, "logprobs": []},
-            )
+        """Add a piece to the answer, and return its events if the response is streamed."""
+        events = b""
+        if self.streams and not self._answer.texts:
+            response = {"response": self.body() | {"usage": None}}
+            events = self._event("created", response) + self._event("in_progress", response)
+        for part, text in self._answer.add_parts(piece):
+            if not self.streams:
+                continue
+            if self._part_index < len(self._answer.parts) - 1:
+                events += self._end_part() + self._begin_part(part)
+            if text:
+                events += self._part_event(f"{EVENTS[part.kind]}.delta", {"delta": text})
         return events
 
     def end(self) -> bytes:
         """Return the last events of a streamed response."""
-        text, item = self._choice.text, self._item("completed")
-        return b"".join(
-            [
-                self._event(
-                    "response.output_text.done", self._position() | {"text": text, "logprobs": []}
-                ),
-                self._event(
-                    "response.content_part.done", self._position() | {"part": _text_part(text)}
-                ),
-                self._event("response.output_item.done", {"output_index": 0, "item": item}),
-                self._event(f"response.{self._status()}", {"response": self.body()}),
-            ]
-        )
+        response = self.body()
+        return self._end_part() + self._event(response["status"], {"response": response})
 
     def body(self) -> JsonObject:
-        prompt, tokens = len(self.continuations[0].prompt), self._choice.tokens
-        usage = {
-            "input_tokens": prompt,
-            "input_tokens_details": {"cached_tokens": self._choice.cached_tokens},
-            "output_tokens": tokens,
-            "output_tokens_details": {"reasoning_tokens": 0},
-            "total_tokens": prompt + tokens,
-        }
-        status = self._status()
+        answer, prompt_tokens = self._answer, len(self.continuations[0].prompt)
+        status = STATUSES.get(answer.finish_reason, "completed")
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
         return self._head | {
             "status": status,
             "incomplete_details": details,
-            "output": [self._item(status)],
-            "usage": usage,
+            "output": [
+                _item_json(part, status if part is answer.parts[-1] else "completed")
+                for part in answer.parts
+            ],
+            "usage": {
+                "input_tokens": prompt_tokens,
+                "input_tokens_details": {"cached_tokens": answer.cached_tokens},
+                "output_tokens": answer.tokens,
+                "output_tokens_details": {"reasoning_tokens": answer.reasoning_tokens},
+                "total_tokens": prompt_tokens + answer.tokens,
+            },
         }
 
-    def _first_events(self) -> bytes:
-        response = self._head | {
-            "status": "in_progress",
-            "incomplete_details": None,
-            "output": [],
-            "usage": None,
-        }
-        empty = self._item("in_progress") | {"content": []}
-        return b"".join(
-            [
-                self._event("response.created", {"response": response}),
-                self._event("response.in_progress", {"response": response}),
-                self._event("response.output_item.added", {"output_index": 0, "item": empty}),
-                self._event(
-                    "response.content_part.added", self._position() | {"part": _text_part("")}
-                ),
-            ]
+    def _begin_part(self, part: AnswerPart) -> bytes:
+        self._part_index += 1
+        added = self._part_event("output_item.added", {"item": _item_json(part, "in_progress")})
+        return added + self._content_event("added", part, "")
+
+    def _end_part(self) -> bytes:
+        if self._part_index < 0:
+            return b""
+        part = self._answer.parts[self._part_index]
+        field = "arguments" if part.kind == "arguments" else "text"
+        return (
+            self._part_event(f"{EVENTS[part.kind]}.done", {field: part.text})
+            + self._content_event("done", part, part.text)
+            + self._part_event("output_item.done", {"item": _item_json(part, "completed")})
         )
 
-    def _event(self, kind: str, data: JsonObject) -> bytes:
-        number, self._event_number = self._event_number, self._event_number + 1
+    def _content_event(self, step: str, part: AnswerPart, text: str) -> bytes:
+        if part.kind == "arguments":
+            return b""
+        return self._part_event(f"content_part.{step}", {"part": _content_json(part.kind, text)})
+
+    def _part_event(self, name: str, data: JsonObject) -> bytes:
+        position = {
+            "item_id": self._answer.parts[self._part_index].id,
+            "output_index": self._part_index,
+            "content_index": 0,
+            "logprobs": [],
+        }
+        return self._event(name, position | data)
+
+    def _event(self, name: str, data: JsonObject) -> bytes:
+        kind, number = f"response.{name}", self._event_number
+        self._event_number += 1
         return encode_event({"type": kind, "sequence_number": number} | data, kind)
 
-    def _status(self) -> str:
-        return "incomplete" if self._choice.finish_reason == "length" else "completed"
 
-    def _position(self) -> JsonObject:
-        return {"item_id": self._message_id, "output_index": 0, "content_index": 0}
-
-    def _item(self, status: str) -> JsonObject:
-        content = [_text_part(self._choice.text)]
-        return {
-            "id": self._message_id,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
+def _item_json(part: AnswerPart, status: str) -> JsonObject:
+    item = {"id": part.id, "status": status}
+    if part.kind == "arguments":
+        call = {"call_id": part.id, "name": part.name, "arguments": part.text}
+        return item | {"type": "function_call"} | call
+    content = [] if status == "in_progress" else [_content_json(part.kind, part.text)]
+    kind = (
+        {"type": "message", "role": "assistant"}
+        if part.kind == "content"
+        else {"type": "reasoning", "summary": []}
+    )
+    return item | kind | {"content": content}
 
 
-def _text_part(text: str) -> JsonObject:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _content_json(kind: Kind, text: str) -> JsonObject:
+    content = {"type": EVENTS[kind], "text": text}
+    return content | ({"annotations": [], "logprobs": []} if kind == "content" else {})

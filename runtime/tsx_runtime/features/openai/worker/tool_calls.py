@@ -13,15 +13,15 @@ A call that a grammar enforces has Llama's form, or is in a JSON array.
 from __future__ import annotations
 
 import json
-import secrets
 from collections.abc import Generator, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import regex  # It matches incomplete texts, unlike `re`. transformers requires it.
 from pydantic_core import from_json
 
-from tsx_runtime.worker.codecs.bodies import JsonObject
+Kind: TypeAlias = Literal["content", "reasoning_content", "name", "arguments"]
+Piece: TypeAlias = tuple[Kind, str]
 
 # Quantifiers of spaces are possessive, so the time of a match is linear.
 _compile = partial(regex.compile, flags=regex.DOTALL)
@@ -32,14 +32,10 @@ _SPACE = r"\s{0,4}"  # A long run of spaces is not held back.
 _MARKER = _compile(
     rf"{_SPACE}(?:(?P<end></tool_call>|</function>)|<tool_call>|\[TOOL_CALLS\]|<\|python_tag\|>)"
 )
-# A string whose escapes every decoder takes, so without those of surrogates.
-_ENCODED = r'"(?:[^"\\]++|\\["\\/bfnrt]|\\u(?![dD][89a-fA-F])[\da-fA-F]{4})*+"'
 _NAME = r'"name"\s*+:\s*+"(?P<name>[^"\\]{1,256})"'
 _LABELS = r'(?:"(?:type|id)"\s*+:\s*+"[^"]{0,99}"\s*+,\s*+){0,3}'
-_ARGUMENTS = r'"(?:arguments|parameters)"\s*+:\s*+'
-_JSON_CALL = (
-    rf"\{{\s*+{_LABELS}{_NAME}\s*+,\s*+{_LABELS}{_ARGUMENTS}(?:(?=\{{)|(?P<encoded>{_ENCODED}))"
-)
+_ARGUMENTS = r'"(?:arguments|parameters)"\s*+:\s*+(?=\{)'
+_JSON_CALL = rf"\{{\s*+{_LABELS}{_NAME}\s*+,\s*+{_LABELS}{_ARGUMENTS}"
 _XML_CALL = r"(?P<xml><function=)(?P<name>[^>]+)>"
 _NAMED_CALL = r"(?P<name>[\w.-]+)(?:\[CALL_ID\]\w+)?(?:\[ARGS\])?\s*+(?=\{)"
 _UNMARKED_CALL = _compile(rf"\s*+(?:(?:\[\s*+)?{_JSON_CALL}|{_XML_CALL})")
@@ -64,17 +60,12 @@ class ReasoningTags(NamedTuple):
 REASONING_TAGS = (ReasoningTags("<think>", "</think>"), ReasoningTags("[THINK]", "[/THINK]"))
 
 
-def find_reasoning_tags(chat_template: str) -> ReasoningTags | None:
-    """Return the tags that a chat template has; None for a model without reasoning."""
-    return next((tags for tags in REASONING_TAGS if tags.end in chat_template), None)
-
-
 class AnswerParser:
     """A parser of a text that arrives in pieces.
 
-    Its results are deltas, as in the chunks of a chat completion: `content`, `reasoning_content`
-    and `tool_calls`. A text is a call as soon as the name of a known function and the beginning of
-    the arguments have arrived. All other text is content.
+    Its results are pieces of the content and of the reasoning, and of each call the name of the
+    function and then pieces of the arguments. A text is a call as soon as the name of a known
+    function and the beginning of the arguments have arrived. All other text is content.
 
     Attributes:
         is_reasoning: Whether the next text continues the reasoning.
@@ -95,7 +86,7 @@ class AnswerParser:
             tools: The JSON schemas of the functions' arguments by the functions' names.
             reasoning_tags: The tags around the reasoning.
             is_reasoning: Whether the prompt ends with the start of the reasoning.
-            allows_several_calls: Whether calls after the first one are parsed, or left out.
+            allows_several_calls: Whether the answer goes on at a second call, or ends before it.
             special_tokens: Markers that are never part of the content.
         """
         self.is_reasoning = is_reasoning
@@ -107,37 +98,37 @@ class AnswerParser:
         self._text = ""  # text that is not parsed yet
         self._has_ended = False
         self._match: Any = None  # the result of `_find` and `_expect`
-        self._deltas = self._parse()
+        self._pieces = self._parse()
 
-    def push(self, text: str, *, is_last: bool) -> list[JsonObject]:
-        """Add a piece of the text, and return the deltas that are complete with it."""
+    def push(self, text: str, *, is_last: bool) -> list[Piece]:
+        """Add a piece of the text, and return the pieces of the answer that it completes."""
         self._text += text
         self._has_ended = is_last
-        deltas = []
-        while delta := next(self._deltas, None):
-            deltas.append(delta)
-        return deltas
+        pieces = []
+        while piece := next(self._pieces, None):
+            self._calls += piece[0] == "name"
+            if piece[1] and (self._calls < 2 or self._allows_several_calls):
+                pieces.append(piece)
+        return pieces
 
     # The generators below yield None where they wait for more text.
 
-    def _parse(self) -> Iterator[JsonObject | None]:
+    def _parse(self) -> Iterator[Piece | None]:
         ignored = ""  # characters that are left out before the next text
         if self._tags is not None:
             start, end = (_compile(_SPACE + regex.escape(tag)) for tag in self._tags)
             yield from self._expect(start)
             self.is_reasoning = self.is_reasoning or self._match is not None
             if self.is_reasoning:
-                for text in self._find(end, " \r\n"):
-                    yield {"reasoning_content": text} if text else None
+                yield from self._find("reasoning_content", end, " \r\n")
                 self.is_reasoning, ignored = False, " \r\n"
         if self._tools:
             yield from self._expect(_UNMARKED_CALL)
             if (yield from self._read_calls("")):
                 ignored = _BETWEEN_CALLS
         while True:
-            for text in self._find(_MARKER if self._tools else _NEVER, ignored):
-                ignored = "" if text else ignored
-                yield {"content": text} if text else None
+            if (yield from self._find("content", _MARKER if self._tools else _NEVER, ignored)):
+                ignored = ""
             if (marker := self._match) is None:
                 return
             if marker["end"] is None:
@@ -145,9 +136,9 @@ class AnswerParser:
                 is_call = yield from self._read_calls(marker.group())
                 ignored = _BETWEEN_CALLS if is_call else ""
             elif not ignored:
-                yield {"content": marker.group()}
+                yield "content", marker.group()
 
-    def _read_calls(self, marker: str) -> Generator[JsonObject | None, None, bool]:
+    def _read_calls(self, marker: str) -> Generator[Piece | None, None, bool]:
         """Read the call whose beginning was matched, and those after it.
 
         If the function is unknown, the text is content. Return whether the last text was a call.
@@ -155,25 +146,19 @@ class AnswerParser:
         text = "" if marker.strip() in self._special_tokens else marker
         while (head := self._match) is not None and head["name"] in self._tools:
             text = ""
-            yield self._call_delta(head["name"])
+            yield "name", head["name"]
             if head["xml"]:
                 yield from self._read_parameters(self._tools[head["name"]])
-            elif encoded := head["encoded"]:
-                yield self._arguments_delta(json.loads(encoded, strict=False))
             else:
                 yield from self._read_object()
             yield from self._expect(_CALL_END)
-            if not self._allows_several_calls:
-                for ignored_text in self._find():
-                    if not ignored_text:
-                        yield None
             yield from self._expect(_NEXT_CALL)
         text += head.group() if head is not None else ""
         if text:
-            yield {"content": text}
+            yield "content", text
         return self._calls > 0 and not text
 
-    def _read_object(self) -> Iterator[JsonObject | None]:
+    def _read_object(self) -> Iterator[Piece | None]:
         """Read a JSON object as it is written."""
         depth, is_string = 0, False
         while True:
@@ -190,54 +175,58 @@ class AnswerParser:
                         break
             self._text = text[end:]
             if end:
-                yield self._arguments_delta(text[:end])
+                yield "arguments", text[:end]
             if not depth or self._has_ended:
                 return
             yield None
 
-    def _read_parameters(self, schema: Any) -> Iterator[JsonObject | None]:
+    def _read_parameters(self, schema: Any) -> Iterator[Piece | None]:
         """Read the XML parameters of a call, as a JSON object."""
         start = "{"
         yield from self._expect(_PARAMETER)
         while (parameter := self._match) is not None:
             name, value = parameter["name"], ""
-            yield self._arguments_delta(f"{start}{json.dumps(name)}: ")
+            yield "arguments", f"{start}{json.dumps(name)}: "
             start = ", "
             is_string = _takes_string(schema, name)
             if is_string:
-                yield self._arguments_delta('"')
-            for text in self._find(_PARAMETER_END):
-                if not text:
+                yield "arguments", '"'
+            for piece in self._find("arguments", _PARAMETER_END):
+                if piece is None:
                     yield None
                 elif is_string:
-                    yield self._arguments_delta(_to_json(text)[1:-1])
+                    yield "arguments", _to_json(piece[1])[1:-1]
                 else:
-                    value += text
+                    value += piece[1]
             if self._match is None:
                 return
-            yield self._arguments_delta('"' if is_string else _json_value(value))
+            yield "arguments", '"' if is_string else _json_value(value)
             yield from self._expect(_PARAMETER)
         yield from self._expect(_FUNCTION_END)
         if self._match is not None or self._text:
-            yield self._arguments_delta("{}" if start == "{" else "}")
+            yield "arguments", "{}" if start == "{" else "}"
 
-    def _find(self, pattern: Any = _NEVER, ignored: str = "") -> Iterator[str]:
-        """Yield the text before the next match, which is left in `_match`; None at the end."""
+    def _find(
+        self, kind: Kind, pattern: Any = _NEVER, ignored: str = ""
+    ) -> Generator[Piece | None, None, bool]:
+        """Yield the text before the next match, and return whether there is any.
+
+        The match is left in `_match`, which is None at the end of the answer.
+        """
+        has_text = False
         while True:
-            self._text = self._text.lstrip(ignored)
+            self._text = self._text if has_text else self._text.lstrip(ignored)
             match = pattern.search(self._text, partial=not self._has_ended)
             start = len(self._text) if match is None else match.start()
-            text, self._text = self._text[:start], self._text[start:]
-            if text:
-                ignored = ""
-                yield text
-            if match is not None and not match.partial:
-                self._match, self._text = match, match.string[match.end() :]
-                return
-            if self._has_ended:
-                self._match = None
-                return
-            yield ""
+            if start:
+                has_text = True
+                yield kind, self._text[:start]
+            self._text = self._text[start:]
+            if self._has_ended or (match is not None and not match.partial):
+                self._match = match
+                self._text = "" if match is None else match.string[match.end() :]
+                return has_text
+            yield None
 
     def _expect(self, pattern: Any) -> Iterator[None]:
         """Wait until the text begins with a match, which is left in `_match`, or cannot."""
@@ -247,28 +236,15 @@ class AnswerParser:
         if match is not None:
             self._text = self._text[match.end() :]
 
-    def _call_delta(self, name: str) -> JsonObject:
-        self._calls += 1
-        call = {
-            "index": self._calls - 1,
-            "id": secrets.token_hex(5)[:9],  # Mistral's templates require nine characters.
-            "type": "function",
-            "function": {"name": name, "arguments": ""},
-        }
-        return {"tool_calls": [call]}
-
-    def _arguments_delta(self, text: str) -> JsonObject:
-        return {"tool_calls": [{"index": self._calls - 1, "function": {"arguments": text}}]}
-
 
 def _takes_string(schema: Any, name: str) -> bool:
     """Tell whether a JSON schema of arguments allows a string for one of them."""
     try:
         parameter = schema["properties"][name]
-        types = [option.get("type") for option in (parameter, *parameter.get("anyOf", ()))]
+        types = [option.get("type") or () for option in (parameter, *parameter.get("anyOf", ()))]
+        return any("string" in kind for kind in types)
     except (AttributeError, KeyError, TypeError):
         return False
-    return any("string" in kind for kind in types if isinstance(kind, str | list))
 
 
 def _json_value(text: str) -> str:

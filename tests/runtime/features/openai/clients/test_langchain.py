@@ -40,7 +40,9 @@ def test_a_chat_streams_what_it_answers_whole(chat: Any) -> None:
     assert "".join(part.content for part in short.stream(messages)) == answer.content
 
 
-@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
+@pytest.mark.parametrize(
+    "method", ["json_schema", pytest.param("function_calling", marks=pytest.mark.nightly)]
+)
 def test_typed_answers_follow_their_schemas(chat: Any, method: str) -> None:
     typed = chat.with_structured_output(Joke, method=method)
     joke = typed.invoke("Tell me a joke about cats")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import openai
@@ -96,3 +97,49 @@ def test_an_agent_calls_a_tool_and_answers_with_its_result(client: openai.OpenAI
     messages: Any = [*QUESTION, choice.message, result]
     answer = client.chat.completions.create(messages=messages, tools=TOOLS, **SHORT)
     assert answer.choices[0].message.content
+
+
+def test_an_agent_calls_a_tool_by_responses(client: openai.OpenAI) -> None:
+    tool: Any = {"type": "function", **TOOLS[0]["function"]}
+    request: Any = {"model": "tiny", "tools": [tool]}
+    with client.responses.stream(
+        input=QUESTION, tool_choice="required", parallel_tool_calls=False, **request
+    ) as stream:
+        deltas = [e.delta for e in stream if e.type == "response.function_call_arguments.delta"]
+        response = stream.get_final_response()
+    (call,) = response.output
+    assert call.type == "function_call"
+    assert (call.name, call.arguments) == ("get_weather", "".join(deltas))
+    GetWeather.model_validate_json(call.arguments)
+    named = client.responses.create(
+        input=QUESTION, tool_choice={"type": "function", "name": "get_weather"}, **request
+    )
+    assert [item.type for item in named.output] == ["function_call"]
+
+    result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "21"}
+    answer = client.responses.create(
+        input=[*QUESTION, *response.output, result], max_output_tokens=24, **request
+    )
+    assert answer.output_text
+
+
+def test_the_error_of_a_grammar_names_its_field(client: openai.OpenAI) -> None:
+    schema: Any = {"name": "a", "schema": {"type": "nonsense"}}
+    format: Any = {"type": "json_schema", "json_schema": schema}
+    nonsense: Any = {"name": "f", "parameters": schema["schema"]}
+    tools: Any = [{"type": "function", "function": nonsense}]
+    text: Any = {"format": {"type": "json_schema", **schema}}
+    outputs = {"structured_outputs": {"regex": "a(?=b)"}}
+    chat = partial(client.chat.completions.create, messages=QUESTION, **SHORT)
+    requests: dict[str, Any] = {
+        "response_format": partial(chat, response_format=format),
+        "tools": partial(chat, tools=tools, tool_choice="required"),
+        "text.format": partial(client.responses.create, model="tiny", input="a", text=text),
+        "structured_outputs": partial(
+            client.completions.create, model="tiny", prompt="a", extra_body=outputs
+        ),
+    }
+    for field, request in requests.items():
+        with pytest.raises(openai.BadRequestError, match="cannot be used") as exc_info:
+            request()
+        assert exc_info.value.param == field

@@ -93,6 +93,16 @@ def test_llama_index(base_url: str) -> None:
     assert result["answer"]
 
 
+def test_openai_agents(base_url: str) -> None:
+    result = run_python("openai-agents", base_url)
+    expected = ["tool_call_item", "tool_call_output_item", "message_output_item"]
+    assert result["items"] == result["streamed_items"] == expected
+    city, streamed_city = result["cities"]
+    assert city == streamed_city
+    assert is_short(city)
+    assert is_short(result["event"]["name"])
+
+
 @pytest.fixture
 def ai_sdk_program() -> Iterator[Path]:
     """Copy the program to its packages, which Node looks for beside it."""

@@ -24,7 +24,7 @@ WEATHER = {
 }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def openai_server(store: Path, start_server: Any) -> Iterator[Any]:
     for version in ("1.0", "2.0"):
         make_model(

@@ -8,7 +8,6 @@ all memory. Therefore another process compiles each grammar first, and may be ki
 from __future__ import annotations
 
 import asyncio
-import copy
 import importlib.util
 import json
 import math
@@ -21,6 +20,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from copy import copy
 from functools import cache
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
@@ -28,11 +28,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsx_runtime.features.generation.worker.interface import Grammar
-from tsx_runtime.worker.exceptions import InvalidInput
+from tsx_runtime.worker.codecs.bodies import RefusedField
 
 if TYPE_CHECKING:
     import torch
     from llguidance import LLExecutor, LLMatcher, LLTokenizer
+    from tokenizers import Tokenizer
 
 MAX_GRAMMAR_CHARS = 64 << 10
 MAX_COMPILE_S = 2  # CPU time of the process that tries a grammar
@@ -63,14 +64,15 @@ class GrammarCompiler:
         """Return a matcher at the beginning of a text. The compiler has a thread of its own.
 
         Raises:
-            InvalidInput: The grammar cannot be compiled.
+            RefusedField: The grammar cannot be compiled.
         """
         future = self._cache.pop(grammar, None)
         if future is None:
             if len(grammar.text) > MAX_GRAMMAR_CHARS:
-                raise InvalidInput(
+                raise RefusedField(
                     f"The grammar has {len(grammar.text):,} characters; at most"
-                    f" {MAX_GRAMMAR_CHARS:,} are compiled."
+                    f" {MAX_GRAMMAR_CHARS:,} are compiled.",
+                    grammar.field,
                 )
             future = asyncio.get_running_loop().run_in_executor(
                 _compiler_thread(), self._compile, grammar
@@ -83,21 +85,24 @@ class GrammarCompiler:
             del self._cache[next(iter(self._cache))]
         matcher = await asyncio.shield(future)
         if isinstance(matcher, str):
-            raise InvalidInput(f"The grammar ({grammar.kind}) cannot be used: {matcher}")
+            raise RefusedField(
+                f"The grammar ({grammar.kind}) cannot be used: {matcher}", grammar.field
+            )
         return matcher.deep_copy()
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
         """Return a matcher, or why there is none."""
-        from llguidance.hf import from_tokenizer  # an extra
+        from llguidance import LLTokenizer  # an extra
 
         if self._token_trie is None or self._trials is None:
-            backend = copy.copy(self._tokenizer.backend_tokenizer)
-            backend.no_padding()
-            backend.no_truncation()
-            self._token_trie = from_tokenizer(self._tokenizer, self._vocabulary, self._end_tokens)
-            self._trials = GrammarTrials(backend.to_str(), self._vocabulary, self._end_tokens)
-        error = self._trials.error(grammar)
-        return compile_grammar(self._token_trie, grammar) if error is None else error
+            backend = _continuing_tokenizer(self._tokenizer.backend_tokenizer)
+            try:
+                self._token_trie = LLTokenizer(backend, self._vocabulary, self._end_tokens)
+            except ValueError as error:
+                return f"llguidance cannot read the model's tokenizer: {error}."
+            self._trials = GrammarTrials(backend, self._vocabulary, self._end_tokens)
+        reason = self._trials.error(grammar)
+        return compile_grammar(self._token_trie, grammar) if reason is None else reason
 
 
 class GrammarTrials:
@@ -206,6 +211,30 @@ def compile_grammar(token_trie: LLTokenizer, grammar: Grammar) -> LLMatcher | st
     return matcher
 
 
+def _continuing_tokenizer(tokenizer: Tokenizer) -> str:
+    """Return a tokenizer that writes no space before the text, which continues a prompt.
+
+    llguidance tokenizes the characters that a grammar forces, and reads no Metaspace decoder.
+    """
+    from tokenizers import decoders, pre_tokenizers  # an extra
+
+    tokenizer = copy(tokenizer)
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+    steps = tokenizer.pre_tokenizer
+    if not isinstance(steps, pre_tokenizers.Sequence):
+        steps = [steps]
+    for step in steps:
+        if isinstance(step, pre_tokenizers.ByteLevel):
+            step.add_prefix_space = False
+        elif isinstance(step, pre_tokenizers.Metaspace):
+            step.prepend_scheme = "never"
+    if isinstance(tokenizer.decoder, decoders.Metaspace):
+        spaces = decoders.Replace(tokenizer.decoder.replacement, " ")
+        tokenizer.decoder = decoders.Sequence([spaces, decoders.ByteFallback(), decoders.Fuse()])
+    return str(tokenizer.to_str())
+
+
 def missing_grammar_support(tokenizer: Any) -> str | None:
     """Explain why texts of a tokenizer cannot follow a grammar; None if they can."""
     if importlib.util.find_spec("llguidance") is None:
@@ -247,7 +276,7 @@ def _definition(grammar: Grammar) -> str:
     """
     from llguidance import LLMatcher  # an extra
 
-    kind, text = grammar
+    kind, text, _ = grammar
     if kind == "json_schema":
         return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
     if kind == "regex":

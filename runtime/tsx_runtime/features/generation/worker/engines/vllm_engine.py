@@ -194,7 +194,7 @@ def structured_outputs(grammar: Grammar | None) -> Any:
     """Return vLLM's parameters for a grammar, or None."""
     if grammar is None:
         return None
-    kind, text = grammar
+    kind, text, _ = grammar
     if kind == "choice":
         return StructuredOutputsParams(choice=json.loads(text))
     names = {"json_schema": "json", "regex": "regex", "lark": "grammar"}
