@@ -29,6 +29,7 @@ import numpy as np
 
 from tsx_runtime.features.generation.worker.interface import Grammar
 from tsx_runtime.worker.codecs.bodies import RefusedField
+from tsx_runtime.worker.exceptions import describe_error
 
 if TYPE_CHECKING:
     import torch
@@ -96,11 +97,12 @@ class GrammarCompiler:
 
         if self._token_trie is None or self._trials is None:
             backend = _continuing_tokenizer(self._tokenizer.backend_tokenizer)
+            # Its process reads the tokenizer at the same time as this one.
+            self._trials = GrammarTrials(backend, self._vocabulary, self._end_tokens)
             try:
                 self._token_trie = LLTokenizer(backend, self._vocabulary, self._end_tokens)
             except ValueError as error:
                 return f"llguidance cannot read the model's tokenizer: {error}."
-            self._trials = GrammarTrials(backend, self._vocabulary, self._end_tokens)
         reason = self._trials.error(grammar)
         return compile_grammar(self._token_trie, grammar) if reason is None else reason
 
@@ -111,12 +113,15 @@ class GrammarTrials:
     def __init__(self, tokenizer: str, vocabulary: int, end_tokens: Sequence[int]) -> None:
         self._arguments = [tokenizer, vocabulary, list(end_tokens)]
         self._process: subprocess.Popen[str] | None = None
+        with suppress(OSError):  # `error` tries again.
+            self._process = self._start()
 
     def error(self, grammar: Grammar) -> str | None:
         """Return why a grammar cannot be used; None if it can. This blocks."""
-        if self._process is None:
-            self._process = self._start()
-        process = self._process
+        try:
+            process = self._process = self._process or self._start()
+        except OSError as error:
+            return f"it cannot be tried in a process of its own: {describe_error(error)}."
         assert process.stdin is not None
         assert process.stdout is not None
         timer = threading.Timer(MAX_TRIAL_S, process.kill)
@@ -130,8 +135,8 @@ class GrammarTrials:
         finally:
             timer.cancel()
         if answer:
-            error: str | None = json.loads(answer)
-            return error
+            reason: str | None = json.loads(answer)
+            return reason
         _end(process)
         self._process = None
         return f"its compilation takes more than {MAX_COMPILE_S} s, or breaks off. Make it simpler."
