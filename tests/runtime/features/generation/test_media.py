@@ -128,7 +128,10 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {kind: tiny_model(root / kind, kind) for kind in KINDS}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(
+    scope="module",
+    params=["llava", pytest.param("idefics3", marks=pytest.mark.nightly), "qwen2_audio"],
+)
 def served(request: Any, directories: dict[str, Path], run: Run) -> Iterator[Served]:
     with serving(directories[request.param], run) as served:
         yield served
@@ -320,6 +323,7 @@ def test_a_model_without_a_place_for_images_is_not_loaded(tmp_path: Path) -> Non
     assert isinstance(exc_info.value.__cause__, ValueError)  # for the log
 
 
+@pytest.mark.nightly
 def test_positions_of_several_dimensions_are_refused() -> None:
     model = qwen2_vl().eval()
     media_module.capture_language_inputs(model)

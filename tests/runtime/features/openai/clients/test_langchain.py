@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from tests.runtime.features.openai.clients.conftest import TOKEN
 
-pytestmark = pytest.mark.usefixtures("processes")
+pytestmark = [pytest.mark.usefixtures("processes"), pytest.mark.nightly]
 QUESTION = "What is the weather in Paris?"
 
 
@@ -40,9 +40,7 @@ def test_a_chat_streams_what_it_answers_whole(chat: Any) -> None:
     assert "".join(part.content for part in short.stream(messages)) == answer.content
 
 
-@pytest.mark.parametrize(
-    "method", ["json_schema", pytest.param("function_calling", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_typed_answers_follow_their_schemas(chat: Any, method: str) -> None:
     typed = chat.with_structured_output(Joke, method=method)
     joke = typed.invoke("Tell me a joke about cats")
