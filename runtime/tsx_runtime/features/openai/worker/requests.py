@@ -161,11 +161,8 @@ class TextRequest(OpenAIRequest):
         """
         adapter = self.adapter(model)
         if adapter is not None and adapter not in generator.adapters:
-            adapter_list = (
-                f"It has {', '.join(generator.adapters)}." if generator.adapters else "It has none."
-            )
             raise RefusedField(
-                f"Model {model} has no adapter '{adapter}'. {adapter_list}",
+                f"Model {model} has no adapter '{adapter}'. {generator.describe_adapters()}",
                 "model",
                 code="model_not_found",
                 status=404,
