@@ -88,10 +88,6 @@ class TextGenerator:
         """The names of the adapters that requests may choose now."""
         return self._engine.adapters
 
-    def describe_adapters(self) -> str:
-        """Return a sentence with the names of the adapters, for errors."""
-        return f"It has {', '.join(self.adapters) or 'none'}."
-
     async def set_adapter(self, name: str, directory: str | None) -> None:
         """Take an adapter while requests run, or drop it if `directory` is None.
 
@@ -235,7 +231,8 @@ class TextGenerator:
         """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
             raise InvalidInput(
-                f"This model has no adapter {sampling.adapter!r}. {self.describe_adapters()}"
+                f"This model has no adapter {sampling.adapter!r}."
+                f" {describe_adapters(self.adapters)}"
             )
         if (refusal := self._engine.refusal(sampling)) is not None:
             raise InvalidInput(f"The request cannot be answered: {refusal}.")
@@ -290,6 +287,11 @@ class TextGenerator:
             text += stops.finish()
         reason = finish_reason if stop is None else "stop"
         yield TextPiece(text, len(ids), reason, logprobs, ids, stop, cached_tokens)
+
+
+def describe_adapters(names: Sequence[str]) -> str:
+    """Return a sentence about the adapters of a model, for errors."""
+    return f"It has {', '.join(names) or 'none'}."
 
 
 def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> Sampling:
