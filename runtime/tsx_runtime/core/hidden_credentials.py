@@ -114,15 +114,13 @@ class HiddenHeaders:
             if model_settings.pass_headers
         }
         hidden_by_all = self._default.intersection(*self._by_model.values())
-        self.exposed_credential_headers = (
-            frozenset(map(str.encode, (*CREDENTIAL_HEADERS, *USER_HEADERS))) - hidden_by_all
-        )
+        self.exposed_credential_headers = _IDENTIFYING_HEADERS - hidden_by_all
 
     def for_model(self, model: str) -> frozenset[bytes]:
         return self._by_model.get(model, self._default)
 
     def separate_tenants(self, model: str) -> None:
-        """Let a model see `TENANT_HEADER`, by which `shown_headers` replaces the credentials."""
+        """Let `shown_headers` add `TENANT_HEADER` to the headers that a model sees."""
         self._by_model[model] = self.for_model(model) | {TENANT_HEADER}
 
 

@@ -52,21 +52,21 @@ class Adapters:
         self._locks = defaultdict[tuple[str, str], asyncio.Lock](asyncio.Lock)
 
     def find(self, model: str | None) -> ModelVersion:
-        """Return the version that `NAME[:VERSION]` means; None means the only one to choose.
+        """Return the version `NAME[:VERSION]`, or for None the only one that generates text.
 
         Raises:
-            BadRequest: The version generates no text, or none is named and there is not just one.
+            BadRequest: The version generates no text, or none is named and several do.
             ModelNotFound: There is no such model.
         """
         name, _, number = (model or "").partition(":")
         names = [name] if model else self._registry.models
         versions = [self._registry.find(name, number or None) for name in names]
-        writers = [version for version in versions if version.handler == GENERATION_HANDLER]
-        if len(writers) != 1:
+        candidates = [version for version in versions if version.handler == GENERATION_HANDLER]
+        if len(candidates) != 1:
             raise BadRequest(
                 f"The field 'model' must name a model that generates text; it is {model!r}."
             )
-        return writers[0]
+        return candidates[0]
 
     async def add(self, version: ModelVersion, name: str, source: str, *, in_place: bool) -> None:
         """Add an adapter to all workers of a version.
@@ -186,7 +186,7 @@ class Adapters:
         (directory / SOURCE).write_text(source)
 
     async def _set(self, version: ModelVersion, name: str, copy: Path | None) -> None:
-        """Set an adapter in all workers, or remove it if `copy` is None, and keep that.
+        """Set an adapter in all workers, or remove it if `copy` is None, and save the change.
 
         Raises:
             BadRequest: A worker refuses the adapter. All have the previous one again.

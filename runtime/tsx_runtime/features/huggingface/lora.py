@@ -34,7 +34,9 @@ def check_lora(directory: Path) -> None:
         raise CannotPack(f"its type is {config['peft_type']}, and only LORA is added to a model.")
     for name, value in config.items():
         if name not in _SETTINGS and value and value != _NEUTRAL.get(name):
-            raise CannotPack(f"{name} is {value!r} in {ADAPTER_CONFIG}. Pack it with the model.")
+            raise CannotPack(
+                f"{name} is {value!r} in {ADAPTER_CONFIG}. Pack the adapter with the model."
+            )
     pattern = config.get("rank_pattern") or {}
     ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
     if not all(isinstance(rank, int) and 0 < rank <= MAX_RANK for rank in ranks):

@@ -249,8 +249,8 @@ IMAGE, SOUND = base64_of(IMAGES[0]), base64_of(SOUNDS[0])
 BAD = {
     "vit": [
         (b"no image at all", "are not a readable image"),
-        ({"inputs": "http://169.254.169.254/latest"}, "this server fetches none"),
-        ({"inputs": "file:///etc/passwd"}, "this server fetches none"),
+        ({"inputs": "http://169.254.169.254/latest"}, "The input is a URL"),
+        ({"inputs": "file:///etc/passwd"}, "The input is a URL"),
         ({"inputs": "no base64!"}, "not base64"),
         ({"inputs": 7}, "no image"),
     ],

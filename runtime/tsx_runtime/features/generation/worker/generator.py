@@ -112,12 +112,17 @@ class TextGenerator:
         since its tokenization would take seconds.
 
         Raises:
-            InvalidInput: The text is much too long.
+            RefusedField: The text is much too long.
         """
         self._check_length(text)
         return list(self._tokenizer(text, verbose=False, **options)["input_ids"])
 
     def _check_length(self, text: str) -> None:
+        """Check that the context can hold a text, without its tokens.
+
+        Raises:
+            RefusedField: The text is much too long.
+        """
         if len(text) > self._max_text_chars:
             raise RefusedField(
                 f"This model's maximum context length is {self.context_length} tokens, which cannot"
@@ -142,8 +147,9 @@ class TextGenerator:
                 `{"type": "image"}`. Only a model with `media` takes them.
 
         Raises:
-            RefusedField: The template ignores the tools, or a file cannot be used.
-            InvalidInput: The template refuses the messages or the variables.
+            RefusedField: The template ignores the tools, a file cannot be used, or the chat is
+                much too long.
+            InvalidInput: The model has no chat template, or it refuses the messages or variables.
         """
         if not self.chat_template:
             raise InvalidInput(
@@ -224,10 +230,10 @@ class TextGenerator:
             Unavailable: Too many sequences wait.
         """
         if sampling.adapter is not None and sampling.adapter not in self.adapters:
-            adapter_list = (
-                f"It has {', '.join(self.adapters)}." if self.adapters else "It has none."
+            raise InvalidInput(
+                f"This model has no adapter {sampling.adapter!r}."
+                f" {describe_adapters(self.adapters)}"
             )
-            raise InvalidInput(f"This model has no adapter {sampling.adapter!r}. {adapter_list}")
         if (refusal := self._engine.refusal(sampling)) is not None:
             raise InvalidInput(f"The request cannot be answered: {refusal}.")
         if not prompt:
@@ -281,6 +287,11 @@ class TextGenerator:
             text += stops.finish()
         reason = finish_reason if stop is None else "stop"
         yield TextPiece(text, len(ids), reason, logprobs, ids, stop, cached_tokens)
+
+
+def describe_adapters(names: Sequence[str]) -> str:
+    """Return a sentence about the adapters of a model, for errors."""
+    return f"It has {', '.join(names) or 'none'}."
 
 
 def apply_defaults(sampling: Sampling, defaults: Any, remaining_tokens: int) -> Sampling:

@@ -50,8 +50,8 @@ def file_bytes(value: Any, kind: str) -> bytes:
         )
     if "://" in value[:12]:
         raise InvalidInput(
-            f"The input is a URL, and this server fetches none. Send the {kind} itself, as bytes or"
-            " base64."
+            f"The input is a URL, which only chats of OpenAI's API may have. Send the {kind}"
+            " itself, as bytes or base64."
         )
     text = value.partition(",")[2] if value.startswith("data:") else value
     try:

@@ -102,7 +102,7 @@ async def answer(body: Any, generator: TextGenerator, context: Context) -> Any:
     text = request.inputs if parameters.return_full_text and is_text else ""
     ids: list[int] = []
     tokens: list[dict[str, Any]] = []
-    (stream,) = spans.follow(
+    (stream,) = spans.trace(
         context,
         [generator.stream(prompt.token_ids, sampling, prompt.media)],
         [prompt.token_ids],

@@ -233,8 +233,8 @@ def load_adapter(model: Any, name: str, directory: Path) -> Any:
             names = get_peft_model_state_dict(adapted_model, save_embedding_layers=False).keys()
             with safe_open(weights, "pt") as saved:
                 # PEFT also saves the embeddings of the base model if the adapter changes them.
-                own_names = set(saved.keys()) - adapted_model.state_dict().keys()
-                if differences := sorted(names ^ own_names):
+                adapter_names = set(saved.keys()) - adapted_model.state_dict().keys()
+                if differences := sorted(names ^ adapter_names):
                     raise LoadError(
                         f"The adapter {name} is of another model: only one of the two has"
                         f" {differences[0]}."

@@ -18,7 +18,10 @@ from tsx_runtime.wire import SPAN_HEADER
 from tsx_runtime.worker.handler_api.context import Context
 
 MAX_TEXT_CHARS = 256
-SAMPLING_FIELDS = "max_tokens temperature top_p top_k seed frequency_penalty presence_penalty"
+SAMPLING_FIELDS = (
+    *("max_tokens", "temperature", "top_p", "top_k", "seed"),
+    *("frequency_penalty", "presence_penalty"),
+)
 
 Stream = AsyncGenerator[TextPiece, None]
 
@@ -30,22 +33,22 @@ def report(context: Context, position: int, attributes: Mapping[str, Any]) -> No
     """
     if context.get_request_header(position, SPAN_HEADER) is not None:
         model = {"provider.name": "tsx", "response.model": context.model_name}
-        named = {
+        values = {
             f"gen_ai.{name}": value[:MAX_TEXT_CHARS] if isinstance(value, str) else value
             for name, value in {**model, **attributes}.items()
             if value is not None
         }
-        context.set_response_header(position, SPAN_HEADER, json.dumps(named))
+        context.set_response_header(position, SPAN_HEADER, json.dumps(values))
 
 
-def follow(
+def trace(
     context: Context,
     streams: Sequence[Stream],
     prompts: Sequence[Sequence[int]],
     sampling: Sampling,
     attributes: Mapping[str, Any],
 ) -> Sequence[Stream]:
-    """Return streams of one request that report it at their end; they are the same if untraced.
+    """Return the streams of a request; those of a traced request report it at their end.
 
     Args:
         context: The context of the request.
@@ -63,7 +66,7 @@ def follow(
     # A prompt and its part in the cache count once, for its first choice.
     cached_tokens: dict[int, int] = {}
 
-    async def followed(index: int, stream: Stream) -> Stream:
+    async def traced_stream(index: int, stream: Stream) -> Stream:
         nonlocal first_token_s, output_tokens
         async with aclosing(stream):
             async for piece in stream:
@@ -75,7 +78,7 @@ def follow(
                 yield piece
         usage = {
             "request.choice.count": len(streams) if len(streams) > 1 else None,
-            **{f"request.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS.split()},
+            **{f"request.{name}": getattr(sampling, name) for name in SAMPLING_FIELDS},
             "usage.input_tokens": sum({id(prompt): len(prompt) for prompt in prompts}.values()),
             "usage.cache_read.input_tokens": sum(cached_tokens.values()),
             "usage.output_tokens": output_tokens,
@@ -85,4 +88,4 @@ def follow(
         }
         report(context, 0, {**attributes, **usage})
 
-    return [followed(index, stream) for index, stream in enumerate(streams)]
+    return [traced_stream(index, stream) for index, stream in enumerate(streams)]

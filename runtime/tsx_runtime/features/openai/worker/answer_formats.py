@@ -77,6 +77,7 @@ def choose_format(
     prompt = encode_messages(generator, messages, tools, variables | request.chat_template_kwargs)
     template = None if grammar else generator.response_template
     tags = next((tags for tags in REASONING_TAGS if tags.end in generator.chat_template), None)
+    # A response template has its markers in regular expressions, whose escapes are removed.
     markers = (
         str(template).replace("\\", "")
         if template

@@ -55,7 +55,7 @@ async def answer(
             model,
             may_have_media=generator.media is not None,
         )
-        streams = spans.follow(
+        streams = spans.trace(
             context,
             [generator.stream(*continuation) for continuation in reply.continuations],
             [continuation.prompt for continuation in reply.continuations],

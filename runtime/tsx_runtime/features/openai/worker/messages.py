@@ -92,6 +92,7 @@ class Message(BodyObject, extra="ignore"):
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: list[ToolCall] | None = None
+    # Other fields are ignored, but these would change the answer, so only null is accepted.
     audio: None = None
     function_call: None = None
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, TypeAlias, TypeVar
 
 from pydantic import Field
 
-from tsx_runtime.features.generation.worker.generator import TextGenerator
+from tsx_runtime.features.generation.worker.generator import TextGenerator, describe_adapters
 from tsx_runtime.features.generation.worker.interface import Grammar, Sampling
 from tsx_runtime.features.openai.worker.formats import StructuredOutputs, TextFormat
 from tsx_runtime.worker.codecs.bodies import (
@@ -161,11 +161,8 @@ class TextRequest(OpenAIRequest):
         """
         adapter = self.adapter(model)
         if adapter is not None and adapter not in generator.adapters:
-            adapter_list = (
-                f"It has {', '.join(generator.adapters)}." if generator.adapters else "It has none."
-            )
             raise RefusedField(
-                f"Model {model} has no adapter '{adapter}'. {adapter_list}",
+                f"Model {model} has no adapter '{adapter}'. {describe_adapters(generator.adapters)}",
                 "model",
                 code="model_not_found",
                 status=404,

@@ -140,7 +140,8 @@ def choose_attention(model: Any) -> None:
         and not is_flash_attn_3_available(kernels_fallback_ok=True)
         and not is_flash_attn_2_available(kernels_fallback_ok=True)
     ):
-        config._attn_implementation = FLASH_IMPLEMENTATION  # not that of an image's encoder
+        # An encoder of images has a configuration and an attention of its own.
+        config._attn_implementation = FLASH_IMPLEMENTATION
 
 
 def register_attention() -> None:

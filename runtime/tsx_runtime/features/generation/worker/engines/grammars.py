@@ -67,7 +67,7 @@ class GrammarCompiler:
         Raises:
             RefusedField: The grammar cannot be compiled.
         """
-        future = self._cache.pop(grammar, None)
+        future = self._cache.pop(grammar, None)  # The last entry is the one used last.
         if future is None:
             if len(grammar.text) > MAX_GRAMMAR_CHARS:
                 raise RefusedField(
@@ -84,12 +84,13 @@ class GrammarCompiler:
             or sum(len(cached.text) for cached in self._cache) > MAX_CACHED_CHARS
         ):
             del self._cache[next(iter(self._cache))]
-        matcher = await asyncio.shield(future)
-        if isinstance(matcher, str):
+        # Other requests may wait for the same future, so one that is cancelled leaves it alone.
+        result = await asyncio.shield(future)
+        if isinstance(result, str):
             raise RefusedField(
-                f"The grammar ({grammar.kind}) cannot be used: {matcher}", grammar.field
+                f"The grammar ({grammar.kind}) cannot be used: {result}", grammar.field
             )
-        return matcher.deep_copy()
+        return result.deep_copy()
 
     def _compile(self, grammar: Grammar) -> LLMatcher | str:
         """Return a matcher, or why there is none."""
@@ -260,15 +261,15 @@ def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tens
     """
     import torch  # The process of trials needs none.
 
-    words = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
-    address, row_bytes = words.ctypes.data, words.itemsize * words.shape[1]
+    masks = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
+    address, row_bytes = masks.ctypes.data, masks.itemsize * masks.shape[1]
     if (os.cpu_count() or 1) <= INLINE_CORES:
         for index, matcher in enumerate(matchers):
             matcher.unsafe_compute_mask_ptr(address + index * row_bytes, row_bytes)
     else:
         rows = [(matcher, index) for index, matcher in enumerate(matchers)]
         _executor().unsafe_compute_mask_ptr(rows, address, row_bytes, len(rows))
-    bits = np.unpackbits(words.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(bits).bool()
 
 
@@ -283,7 +284,8 @@ def _definition(grammar: Grammar) -> str:
 
     kind, text, _ = grammar
     if kind == "json_schema":
-        return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)  # type: ignore[arg-type]  # a TypedDict
+        options: Any = JSON_OPTIONS  # llguidance declares a TypedDict.
+        return LLMatcher.grammar_from_json_schema(text, overrides=options)
     if kind == "regex":
         return LLMatcher.grammar_from_regex(text)
     if kind == "lark":

@@ -34,6 +34,7 @@ class PromptCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ha
         self.cached_tokens: dict[str, int] = {}
 
     def search_prefix_match(self, request_id: str, prompt_ids: list[int]) -> int:
+        """Give a sequence the cached blocks of its beginning, and return their number of tokens."""
         count = int(super().search_prefix_match(request_id, add_salt(request_id, prompt_ids)))
         if count:
             # A sequence that loses its cache finds its own blocks later.
@@ -41,6 +42,7 @@ class PromptCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ha
         return count
 
     def mark_complete_blocks(self, state: Any, complete_blocks: dict[str, int]) -> None:
+        """Register the blocks that a step has completed, under hashes of the salted tokens."""
         if complete_blocks:
             tokens = add_salt(state.request_id, state.initial_tokens + state.generated_tokens)
             salted_state = SimpleNamespace(
@@ -52,13 +54,17 @@ class PromptCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ha
             super().mark_complete_blocks(salted_state, complete_blocks)
 
     def free_blocks(self, request_id: str, no_cache: bool = False) -> None:
-        """Free the blocks of a sequence, its last one first, so that beginnings are evicted last."""
+        """Free the last block of a sequence first, so that its beginning is evicted last."""
         for allocator in self.cache_allocators.values():
             allocator.block_table.get(request_id, []).reverse()
         super().free_blocks(request_id, no_cache)
 
     def evict_cached_blocks(self) -> bool:
-        """Evict the blocks that were freed first, or all blocks if the cache has room already."""
+        """Evict the blocks that were freed first, and return whether there were any.
+
+        A call while the cache has room comes from sequences that found no blocks. Then all cached
+        blocks are evicted, as in transformers, before a running sequence loses its own.
+        """
         missing = ceil((FREE_AFTER_EVICTION - self.compute_free_capacity()) * self.num_blocks)
         if missing <= 0:
             return bool(super().evict_cached_blocks())
@@ -83,8 +89,8 @@ def sequence_name(number: int, *salts: bytes) -> str:
 
 def add_salt(name: str, tokens: Sequence[int]) -> list[int]:
     """Mix the first tokens of a sequence with the salt in its name."""
-    words = array("i", bytes.fromhex(name.partition(".")[2]))
+    salts = array("i", bytes.fromhex(name.partition(".")[2]))
     return [
-        *(token ^ word for token, word in zip(tokens, words, strict=False)),
-        *tokens[len(words) :],
+        *(token ^ salt for token, salt in zip(tokens, salts, strict=False)),
+        *tokens[len(salts) :],
     ]

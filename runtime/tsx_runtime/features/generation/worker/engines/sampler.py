@@ -47,7 +47,7 @@ RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in 
 HEAD_TOKENS = 1024  # On a CPU, top-p first looks at this number of the most likely tokens.
 PROBABILITY_BITS = 30  # No probability has a higher bit in fp32, where 1 is 0x3F800000.
 # The arguments for requests of transformers itself, which it uses to warm up.
-GREEDY_ARGUMENTS = {
+GREEDY_ARGUMENTS: dict[str, Any] = {
     "temperature": 0.0,
     "logprobs": -1,
     "penalized": None,
@@ -147,7 +147,7 @@ class GrammarSequence:
         self._position = row.position
 
 
-class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # transformers has no types here
+class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # an untyped base
     """The processors of an engine: first those of the model's configuration, then the sampling."""
 
     def __init__(self, processors: list[Any]) -> None:
@@ -172,7 +172,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # t
             NextToken(
                 state.request_id,
                 state.position_offset,
-                state.logit_processor_kwargs or GREEDY_ARGUMENTS,
+                _arguments_of(state),
                 state,
             )
             for state in states
@@ -361,16 +361,16 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         self._logits[: len(logits)].copy_(logits)
 
 
-def media_of(state: Any) -> Any:
-    """Return the `SequenceEmbeddings` of the engine's state of a sequence, or None."""
-    return (state.logit_processor_kwargs or GREEDY_ARGUMENTS)["media"]
+def _arguments_of(state: Any) -> dict[str, Any]:
+    """Return the `sampling_arguments` of the engine's state of a sequence."""
+    return state.logit_processor_kwargs or GREEDY_ARGUMENTS
 
 
 def _prompt_embeddings(requests_in_batch: list[Any]) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield the embeddings in a batch, each with the index of its first token."""
     start = 0
     for request in requests_in_batch:
-        media, end = media_of(request.state), request.state.position_offset
+        media, end = _arguments_of(request.state)["media"], request.state.position_offset
         if media is not None and media.rows is not None:
             # Tokens after the prompt have no rows.
             part = media.rows[end - request.query_length : end]
@@ -454,8 +454,8 @@ def _apply_top_p(
 def smallest_kept(probabilities: torch.Tensor, top_p: torch.Tensor) -> torch.Tensor:
     """Return the smallest probability in each row's top-p, both of shape (rows, 1).
 
-    It is found bit by bit, because the bits of positive numbers have the order of the numbers. Unlike
-    a search among sorted rows, this does not wait for a GPU.
+    The search goes bit by bit, because the bits of positive numbers have the order of the numbers.
+    Unlike a search among sorted rows, it does not wait for a GPU.
     """
     bits = probabilities.view(torch.int32)
     smallest = torch.zeros_like(bits[:, :1])

@@ -475,6 +475,8 @@ class AdapterEngine:
         """Check that a sequence may run, or wait for the cache.
 
         Raises:
+            EngineDied: The engine has ended.
+            InvalidInput: The adapter was removed.
             Unavailable: Too many sequences wait.
         """
         if self._refusal is not None:
@@ -513,7 +515,7 @@ class AdapterEngine:
 
         Raises:
             EngineDied: The engine has ended.
-            InvalidInput: The model cannot read the media.
+            InvalidInput: The model cannot read the media, or the adapter was removed.
         """
         if self._refusal is not None:
             raise self._refusal
@@ -606,9 +608,10 @@ def batching_config(
     config.num_blocks = cache_bytes // engine_count // token_bytes // config.page_size
     if config.num_blocks < 4:
         raise LoadError(
-            f"A cache of {cache_bytes} bytes (cacheMemory, or a quarter of the free memory) holds"
-            f" {config.num_blocks * config.page_size} tokens for each of {engine_count} adapters,"
-            f" at {token_bytes} bytes a token. Set cacheMemory to"
+            f"A cache of {cache_bytes} bytes (cacheMemory, or a quarter of the free memory) is too"
+            f" small for the base model and {engine_count - 1} adapters: each gets"
+            f" {config.num_blocks * config.page_size} tokens of {token_bytes} bytes. Set"
+            " cacheMemory to"
             f" {4 * config.page_size * token_bytes * engine_count} or more."
         )
     return config
