@@ -47,7 +47,6 @@ _JSON_MARK = _compile(r'\\.?|[][{}"]')
 _PARAMETER = _compile(r"\s*+<parameter=(?P<name>[^>]+)>(?:\n|(?=[^\n]))")
 _PARAMETER_END = _compile(r"\n?</parameter>")
 _FUNCTION_END = _compile(r"\s*+</function>")
-_NEVER = _compile(r"(?!)")
 
 
 class ReasoningTags(NamedTuple):
@@ -127,7 +126,7 @@ class AnswerParser:
             if (yield from self._read_calls("")):
                 ignored = _BETWEEN_CALLS
         while True:
-            if (yield from self._find("content", _MARKER if self._tools else _NEVER, ignored)):
+            if (yield from self._find("content", _MARKER if self._tools else None, ignored)):
                 ignored = ""
             if (marker := self._match) is None:
                 return
@@ -207,16 +206,17 @@ class AnswerParser:
             yield "arguments", "{}" if start == "{" else "}"
 
     def _find(
-        self, kind: Kind, pattern: Any = _NEVER, ignored: str = ""
+        self, kind: Kind, pattern: Any = None, ignored: str = ""
     ) -> Generator[Piece | None, None, bool]:
         """Yield the text before the next match, and return whether there is any.
 
-        The match is left in `_match`, which is None at the end of the answer.
+        Without a pattern, this is all further text. The match is left in `_match`, which is None at
+        the end of the answer.
         """
         has_text = False
         while True:
             self._text = self._text if has_text else self._text.lstrip(ignored)
-            match = pattern.search(self._text, partial=not self._has_ended)
+            match = pattern and pattern.search(self._text, partial=not self._has_ended)
             start = len(self._text) if match is None else match.start()
             if start:
                 has_text = True
