@@ -6,7 +6,9 @@ Further settings could change the base model, which others share, or load other 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from math import isfinite
 from pathlib import Path
+from typing import Any
 
 from tsx_archiver.errors import CannotPack
 from tsx_archiver.metadata.huggingface import ADAPTER_CONFIG, read_object
@@ -37,7 +39,15 @@ def check_lora(directory: Path) -> None:
             raise CannotPack(
                 f"{name} is {value!r} in {ADAPTER_CONFIG}. Pack the adapter with the model."
             )
-    pattern = config.get("rank_pattern") or {}
-    ranks = [config.get("r"), *(pattern.values() if isinstance(pattern, dict) else [pattern])]
+    ranks = _values(config, "r", "rank_pattern")
     if not all(isinstance(rank, int) and 0 < rank <= MAX_RANK for rank in ranks):
         raise CannotPack(f"its ranks are {ranks}; they are numbers from 1 to {MAX_RANK}.")
+    alphas = _values({"lora_alpha": 8} | config, "lora_alpha", "alpha_pattern")
+    if not all(isinstance(alpha, int | float) and isfinite(alpha) for alpha in alphas):
+        raise CannotPack(f"its values of lora_alpha are {alphas}; they are numbers.")
+
+
+def _values(config: Mapping[str, Any], name: str, pattern: str) -> list[Any]:
+    """Return the value of a setting and those for some layers."""
+    layers = config.get(pattern) or {}
+    return [config.get(name), *(layers.values() if isinstance(layers, dict) else [layers])]

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -236,6 +238,34 @@ def test_a_version_leaves_its_adapters_to_the_one_that_replaces_it(
         server.call(lambda: server.registry.register(order))
         assert model_ids(server) == ["m", "m/packed", "m/new"]
         assert len(copies(server.registry.state.directory)) == 3
+
+
+def test_an_adapter_that_is_added_while_a_replacement_loads_is_in_both(serve: Any) -> None:
+    with serve() as server, ThreadPoolExecutor(1) as executor:
+        order = RegisterOrder("m", initial_workers=1, replaces=True)
+        old = server.registry.find("m")
+        replacement = executor.submit(server.call, lambda: server.registry.register(order))
+        while len(list(server.registry.all_versions())) == 1:
+            time.sleep(0.001)
+        assert load(server, "during", "polite").status_code == 200
+        assert not replacement.done()
+        replacement.result()
+        assert server.registry.find("m") is not old
+        assert texts(server, "m/during") == texts(server, "m/packed")
+
+
+def test_an_adapter_of_a_model_that_is_unregistered_meanwhile_is_not_kept(
+    serve: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with serve() as server:
+        (worker,) = server.registry.find("m").workers
+
+        async def unregister(name: str, directory: Path | None) -> None:
+            await server.registry.unregister("m")
+
+        monkeypatch.setattr(worker.channel, "set_adapter", unregister)
+        assert load(server, "late", "polite").status_code == 404
+        assert not copies(server.registry.state.directory)
 
 
 @pytest.mark.nightly

@@ -43,6 +43,9 @@ def test_lora_with_known_settings_is_accepted(tmp_path: Path) -> None:
         ({"rank_pattern": {"q_proj": 5000}}, "its ranks are"),
         ({"r": "4"}, "its ranks are"),
         ({"rank_pattern": [4]}, "its ranks are"),
+        ({"lora_alpha": "8"}, "its values of lora_alpha are"),
+        ({"lora_alpha": float("nan")}, "its values of lora_alpha are"),
+        ({"alpha_pattern": {"q_proj": float("inf")}}, "its values of lora_alpha are"),
     ],
 )
 def test_other_types_and_settings_are_refused(
