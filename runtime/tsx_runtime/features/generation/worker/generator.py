@@ -157,8 +157,10 @@ class TextGenerator:
                 " instead of messages."
             )
         render = self._renderer.apply_chat_template
-        reserved_names = {*signature(render).parameters, "conversations", "messages", "self"}
-        if names := reserved_names & (variables or {}).keys():
+        if variables and (
+            names := {*signature(render).parameters, "conversations", "messages", "self"}
+            & variables.keys()
+        ):
             raise InvalidInput(
                 f"The field 'chat_template_kwargs' cannot set {', '.join(sorted(names))}, which"
                 " the server sets itself."

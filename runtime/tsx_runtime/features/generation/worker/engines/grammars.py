@@ -270,7 +270,7 @@ def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tens
         rows = [(matcher, index) for index, matcher in enumerate(matchers)]
         _executor().unsafe_compute_mask_ptr(rows, address, row_bytes, len(rows))
     bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
-    return torch.from_numpy(bits).bool()
+    return torch.from_numpy(bits.view(np.bool_))
 
 
 def _definition(grammar: Grammar) -> str:
