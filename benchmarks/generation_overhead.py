@@ -21,14 +21,12 @@ from contextlib import aclosing
 from typing import Any
 
 import torch
-from transformers import AttentionInterface, ContinuousBatchingConfig
+from transformers import ContinuousBatchingConfig
 from transformers.generation.continuous_batching import continuous_api
 from transformers.generation.continuous_batching.model_runner import ModelRunner
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 from tests.support.language_models import bpe_tokenizer, llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
-from tsx_runtime.features.generation.worker.engines.attention import attend
 from tsx_runtime.features.generation.worker.engines.transformers_engine import (
     TransformersEngine,
     batching_config,
@@ -121,9 +119,6 @@ async def main() -> None:
         rates: dict[str, list[float]] = {name: [] for name in contenders}
         for turn in range(options.rounds + 1):
             for name, run_sequence in contenders.items():
-                AttentionInterface.register(
-                    "sdpa", sdpa_attention_forward if name == "bare" else attend
-                )
                 start = time.perf_counter()
                 await asyncio.gather(*(run_sequence() for _ in range(sequences)))
                 if turn:  # The first turn warms up.

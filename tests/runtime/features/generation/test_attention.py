@@ -18,17 +18,21 @@ class GroupedHeads(torch.nn.Module):  # type: ignore[misc]
     num_key_value_groups = 2
 
 
-@pytest.mark.parametrize("window", [1, 3], ids=["full", "sliding"])
+@pytest.mark.parametrize("window", [None, 3, 8], ids=["full", "sliding", "wide"])
 @pytest.mark.parametrize(
     ("queries", "keys"),
-    [([1], [9]), ([7], [7]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])],
-    ids=["one", "prompt", "next", "mixed"],
+    [([1], [9]), ([7], [7]), ([4], [9]), ([1, 1, 1], [4, 12, 1]), ([5, 1, 3], [5, 8, 10])],
+    ids=["one", "prompt", "rest", "next", "mixed"],
 )
 def test_each_sequence_attends_to_its_own_tokens(
-    monkeypatch: pytest.MonkeyPatch, queries: list[int], keys: list[int], window: int
+    queries: list[int], keys: list[int], window: int | None
 ) -> None:
-    monkeypatch.setattr(attention, "MAX_MASKED_PAIRS_PER_THREAD", 0)
     torch.manual_seed(0)
+    if window is not None:  # The cache holds no other tokens.
+        keys = [
+            min(count, query_count + window - 1)
+            for count, query_count in zip(keys, queries, strict=True)
+        ]
     bounds_q, bounds_k = (
         [0, *torch.tensor(lengths).cumsum(0).tolist()] for lengths in (queries, keys)
     )
@@ -38,12 +42,17 @@ def test_each_sequence_attends_to_its_own_tokens(
         torch.randn(1, 4, bounds_k[-1], 16),
     )
     mask = torch.full((1, 1, bounds_q[-1], bounds_k[-1]), torch.finfo(torch.float32).min)
-    build_attention_mask(mask, bounds_q, bounds_k, window)
-    options = {
-        "cu_seq_lens_q": torch.tensor(bounds_q),
-        "cu_seq_lens_k": torch.tensor(bounds_k),
-        "scaling": 0.25,
-    }
-    expected, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, **options)
-    per_sequence, _ = attention.attend(GroupedHeads(), query, key, value, mask, **options)
-    torch.testing.assert_close(per_sequence, expected, rtol=1e-5, atol=1e-5)
+    build_attention_mask(mask, bounds_q, bounds_k, window or 1)
+    expected, _ = sdpa_attention_forward(GroupedHeads(), query, key, value, mask, scaling=0.25)
+    output, _ = attention.attend_on_cpu(
+        GroupedHeads(),
+        query,
+        key,
+        value,
+        None,
+        0.25,
+        sliding_window=window,
+        cu_seq_lens_q=torch.tensor(bounds_q),
+        cu_seq_lens_k=torch.tensor(bounds_k),
+    )
+    torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)

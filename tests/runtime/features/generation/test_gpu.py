@@ -62,7 +62,7 @@ def ids(answer: list[Any]) -> list[int]:
 
 def test_steps_run_as_cuda_graphs_and_overlap(engine: TransformersEngine) -> None:
     config = engine._engines[None]._manager.continuous_batching_config
-    assert engine._engines[None].model.config._attn_implementation == attention.FLASH_IMPLEMENTATION
+    assert engine._engines[None].model.config._attn_implementation == attention.GPU_IMPLEMENTATION
     assert (any(config.cuda_graph_booleans), config.use_async_batching) == (True, True)
 
 

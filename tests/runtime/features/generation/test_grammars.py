@@ -188,7 +188,7 @@ def test_a_bias_cannot_leave_the_grammar_and_its_end_forces_the_end_token(
 def test_a_sequence_that_loses_its_cache_goes_on_in_its_grammar(
     llama: Path, run: Run, ending_bias: dict[int, float]
 ) -> None:
-    engine = start(run, llama, cacheMemory=700_000, maxSequences=8)
+    engine = start(run, llama, cacheMemory=142_000, maxSequences=8)
     grammar = Grammar("regex", "(ab|cd){20}[0-9]{40}")
     texts = ["ab " * 20, "b" * 30, "c d " * 10, "Simple"]
 

@@ -209,7 +209,7 @@ def test_a_sequence_that_lost_its_cache_reads_its_media_again(
 ) -> None:
     sampling = Sampling(max_tokens=90, temperature=0.0, logprobs=True)
     monkeypatch.setattr("tests.runtime.features.generation.test_media.SAMPLING", sampling)
-    with serving(directories["llava"], run, cache_memory=350_000, max_sequences=4) as served:
+    with serving(directories["llava"], run, cache_memory=71_000, max_sequences=4) as served:
         resets, reset = list[Any](), RequestState.create_equivalent_initial_request
 
         def count_resets(state: Any) -> Any:

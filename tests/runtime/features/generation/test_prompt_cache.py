@@ -125,7 +125,7 @@ def test_sequences_that_lose_their_cache_and_share_a_beginning_stay_correct(
     llama: Path, run: Run
 ) -> None:
     model = model_of(llama)
-    with started(run, llama, max_sequences=3, cache_memory=300_000) as engine:
+    with started(run, llama, max_sequences=3, cache_memory=61_000) as engine:
         scheduler = engine._engines[None]._manager.batch_processor.scheduler
         texts = [PREFIX[:40] + text for text in TEXTS[:3]]
         requests = [(text, engine.context_length - len(ids(text))) for text in texts]
@@ -145,7 +145,7 @@ def test_sequences_that_lose_their_cache_and_share_a_beginning_stay_correct(
 
 
 def test_a_full_cache_forgets_the_prompts_that_were_used_longest_ago(llama: Path, run: Run) -> None:
-    with started(run, llama, max_sequences=2, cache_memory=600_000) as engine:
+    with started(run, llama, max_sequences=2, cache_memory=121_000) as engine:
         cache = engine._engines[None]._cache
         evictions = 0
         for number in range(40):

@@ -19,7 +19,8 @@ from tests.runtime.features.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer, lora_adapter, tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
-from tsx_runtime.features.generation.worker.engines import transformers_engine
+from tsx_runtime.features.generation.worker.engines import attention, transformers_engine
+from tsx_runtime.features.generation.worker.engines.sampler import MIN_LONG_PROMPT, SamplingRunner
 from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Sampling
 from tsx_runtime.worker.exceptions import EngineDied, InvalidInput, LoadError
@@ -216,7 +217,7 @@ def test_a_sequence_that_loses_its_cache_keeps_its_penalties(
     llama: Path, run: Run, model: Any
 ) -> None:
     """Use sequences that do not fit into the cache together, so that some lose their cache."""
-    with started(run, llama, max_sequences=3, cache_memory=300_000) as engine:
+    with started(run, llama, max_sequences=3, cache_memory=61_000) as engine:
         requests = [
             (text, replace(PENALIZED[1], max_tokens=engine.context_length - len(ids(text))))
             for text in TEXTS[:3]
@@ -356,7 +357,7 @@ def test_adapters_share_the_weights_of_the_base(
 def test_with_a_small_cache_sequences_wait_and_further_ones_are_refused(
     llama: Path, run: Run, expected: list[list[int]]
 ) -> None:
-    with started(run, llama, max_sequences=2, cache_memory=300_000) as engine:
+    with started(run, llama, max_sequences=2, cache_memory=61_000) as engine:
         assert engine.context_length == engine.cache_tokens < CONTEXT
         longest_sampling = greedy(engine.context_length - len(ids("a")))
         requests = [
@@ -386,7 +387,7 @@ def test_with_a_small_cache_sequences_wait_and_further_ones_are_refused(
 def test_a_full_cache_accepts_new_sequences_after_all_have_left(
     llama: Path, run: Run, expected: list[list[int]]
 ) -> None:
-    with started(run, llama, max_sequences=8, cache_memory=400_000) as engine:
+    with started(run, llama, max_sequences=8, cache_memory=81_000) as engine:
         scheduler = engine._engines[None]._manager.batch_processor.scheduler
 
         async def leave() -> list[int]:
@@ -511,8 +512,61 @@ def test_an_adapter_without_room_or_of_another_model_changes_nothing(
         with pytest.raises(LoadError, match=reason):
             run(engine.add_adapter("bad", adapter))
     with monkeypatch.context() as patch:
-        patch.setattr(transformers_engine, "free_memory", lambda: 1_000_000)
+        patch.setattr(transformers_engine, "free_memory", lambda: 200_000)
         with pytest.raises(LoadError, match="too little memory is free"):
             run(engine.add_adapter("bad", adapters["polite"]))
     assert engine.adapters == []
     assert run(collect(engine, TEXTS[0], GREEDY))[0] == expected[0]
+
+
+def test_sliding_windows_give_the_text_of_generate(tmp_path: Path, run: Run) -> None:
+    from transformers import MistralConfig, MistralForCausalLM
+
+    torch.manual_seed(0)
+    config = MistralConfig(
+        **{"vocab_size": len(bpe_tokenizer()), "hidden_size": 64, "intermediate_size": 128},
+        **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
+        **{"max_position_embeddings": CONTEXT, "initializer_range": 0.2, "sliding_window": 6},
+    )
+    model = MistralForCausalLM(config).eval().to(DEVICE)
+    model.save_pretrained(tmp_path)
+    expected = [
+        model.generate(
+            **{"input_ids": torch.tensor([ids(text)], device=DEVICE), "max_new_tokens": 12},
+            **{"do_sample": False, "eos_token_id": -1},
+        )[0, len(ids(text)) :].tolist()
+        for text in TEXTS
+    ]
+    with started(run, tmp_path) as engine:
+        assert run(collect_together(engine, [(text, greedy(12)) for text in TEXTS])) == expected
+
+
+@small_pages
+def test_steps_with_long_prompts_have_threads_of_their_own(
+    llama: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps: list[tuple[bool, int]] = []
+    forward = SamplingRunner._forward_process_and_sample
+
+    def record(runner: Any, model: Any, batch_data: dict[str, Any], *tokens: Any) -> None:
+        is_long = batch_data["input_ids"].shape[1] >= MIN_LONG_PROMPT
+        steps.append((is_long, torch.get_num_threads()))
+        forward(runner, model, batch_data, *tokens)
+
+    monkeypatch.setattr(SamplingRunner, "_forward_process_and_sample", record)
+    threads = torch.get_num_threads()
+    engine = TransformersEngine(model_of(llama), {}, HuggingFaceConfig(), [], None, threads + 1)
+    run(engine.start())
+    run(collect(engine, TEXTS[0] * 20, greedy(2)))
+    run(engine.close())
+    assert set(steps) == {(True, threads + 1), (False, threads)}
+
+
+def test_capped_scores_are_computed_by_transformers() -> None:
+    from transformers import Gemma2Config, Gemma2ForCausalLM
+
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
+    model = Gemma2ForCausalLM(Gemma2Config(**sizes, num_hidden_layers=2))
+    model.config._attn_implementation = "sdpa"
+    attention.choose_attention(model)
+    assert model.config._attn_implementation == "sdpa"

@@ -54,14 +54,18 @@ async def load(files: PretrainedFiles, context: Context) -> TextGenerator:
         engine = await _load_vllm(files, end_tokens)
     else:
         model, media = load_model(files, config)
+        prompt_threads = None
         if files.device.type == "cpu" and not context.model_yaml_config.get("threads"):
-            torch.set_num_threads(torch_threads(model.num_parameters(), torch.get_num_threads()))
+            prompt_threads = torch.get_num_threads()
+            torch.set_num_threads(torch_threads(model.num_parameters(), prompt_threads))
         # Only models of this engine need the import.
         from tsx_runtime.features.generation.worker.engines.transformers_engine import (
             TransformersEngine,
         )
 
-        engine = TransformersEngine(model, files.adapters, files.config, end_tokens, tokenizer)
+        engine = TransformersEngine(
+            model, files.adapters, files.config, end_tokens, tokenizer, prompt_threads
+        )
         await engine.start()
     metrics = GenerationMetrics(context.metrics, str(context.system_properties.get("worker", "")))
     return TextGenerator(tokenizer, engine, defaults, text_config.vocab_size, metrics, media)
@@ -149,9 +153,9 @@ def _load_weights(files: PretrainedFiles, auto_model: Any) -> Any:
 
 
 def torch_threads(parameters: int, cores: int) -> int:
-    """Return the number of threads for a model's computations.
+    """Return the number of threads for a model's steps without long prompts.
 
-    The steps of a small model are short, and each step waits for its slowest thread. Therefore one
-    core is left for the event loops, which pass on the tokens.
+    Such steps of a small model are short, and each waits for its slowest thread. Therefore one core
+    is left for the event loops, which pass on the tokens.
     """
     return max(1, cores - 1) if parameters < SMALL_MODEL_PARAMETERS else cores

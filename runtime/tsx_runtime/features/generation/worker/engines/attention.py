@@ -1,4 +1,4 @@
-"""Attention that is computed for each sequence of a step separately.
+"""Attention of each sequence of a step by itself.
 
 Without the package flash-attn, transformers computes all queries of a step against all keys, under
 a mask.
@@ -6,8 +6,7 @@ a mask.
 
 from __future__ import annotations
 
-from functools import partial
-from itertools import pairwise
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -17,14 +16,11 @@ from transformers.generation.continuous_batching.utils import find_head_dim
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_available
 
-# Pairs of a query and a key. Up to this number, one call with a mask is faster than a call for each
-# sequence.
-MAX_MASKED_PAIRS_PER_THREAD = 1 << 14
-# If the name contains `flash`, transformers makes no mask and records CUDA graphs.
-FLASH_IMPLEMENTATION = "torch_flash"
+# If the name contains `flash`, transformers makes no mask, and on a GPU it records CUDA graphs.
+CPU_IMPLEMENTATION, GPU_IMPLEMENTATION = "torch_flash_cpu", "torch_flash"
 
 
-def attend(
+def attend_on_cpu(
     module: Any,
     query: Any,
     key: Any,
@@ -33,43 +29,57 @@ def attend(
     scaling: Any = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Compute attention for each sequence separately on a CPU, and elsewhere as transformers does.
+    """Compute attention for each sequence separately.
 
-    Query, key and value have the shape (1, heads, tokens of all sequences, head size), and the mask
-    has (1, 1, queries, keys). The result has (1, queries, heads, head size).
+    Query, key and value have the shape (1, heads, tokens of all sequences, head size). The queries
+    of a sequence are its last tokens. The result has the shape (1, queries, heads, head size).
     """
-    query_bounds = options.get("cu_seq_lens_q")
-    has_unsupported_options = (
-        options.get("position_bias") is not None or options.get("softcap") is not None
-    )
-    if (
-        query_bounds is None
-        or attention_mask is None
-        or has_unsupported_options
-        or query.device.type != "cpu"
-    ):
+    if "cu_seq_lens_q" not in options:  # a call of the model outside the engine
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, **options
         )
-    attention = partial(scaled_dot_product_attention, scale=scaling, enable_gqa=True)
-    if (
-        len(query_bounds) == 2
-        or query.shape[2] * key.shape[2] <= MAX_MASKED_PAIRS_PER_THREAD * torch.get_num_threads()
-    ):
-        return attention(query, key, value, attention_mask).transpose(1, 2).contiguous(), None
-    queries, keys = (
-        pairwise(options[name].tolist()) for name in ("cu_seq_lens_q", "cu_seq_lens_k")
-    )
-    outputs = [
-        attention(
-            query[:, :, q0:q1],
-            key[:, :, k0:k1],
-            value[:, :, k0:k1],
-            attention_mask[:, :, q0:q1, k0:k1],
+    sequences: Iterable[tuple[Any, Any, Any]] = [(query, key, value)]
+    if len(options["cu_seq_lens_q"]) > 2:
+        query_counts, key_counts = (
+            options[name].diff().tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k")
         )
-        for (q0, q1), (k0, k1) in zip(queries, keys, strict=True)
+        sequences = zip(
+            query.split(query_counts, 2),
+            key.split(key_counts, 2),
+            value.split(key_counts, 2),
+            strict=True,
+        )
+    outputs = [
+        scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            causal_mask(queries, keys, options.get("sliding_window")),
+            scale=scaling,
+            enable_gqa=True,
+        )
+        for queries, keys, values in sequences
     ]
-    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous(), None
+    output = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+    return output.transpose(1, 2).contiguous(), None
+
+
+def causal_mask(queries: Any, keys: Any, window: int | None) -> torch.Tensor | None:
+    """Return a mask of shape (queries, keys), where -inf excludes a key; None if none is excluded.
+
+    Args:
+        queries: The last tokens of a sequence, of shape (1, heads, queries, head size).
+        keys: The tokens that the cache still holds, of shape (1, heads, keys, head size).
+        window: The number of tokens to which a token attends, itself included.
+    """
+    query_count, key_count = queries.shape[2], keys.shape[2]
+    if query_count == 1:
+        return None
+    excluded = torch.full((query_count, key_count), -torch.inf, dtype=queries.dtype)
+    mask = excluded.triu(key_count - query_count + 1)
+    if window is not None and window < key_count:
+        mask += excluded.tril(key_count - query_count - window)
+    return mask
 
 
 def attend_on_gpu(
@@ -83,7 +93,7 @@ def attend_on_gpu(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention by the flash-attention kernel of torch.
 
-    The tensors have the shapes as in `attend`, in fp16 or bf16. There is no mask, since the queries
+    The tensors have the shapes as in `attend_on_cpu`, in fp16 or bf16. There is no mask, since the queries
     of a sequence are its last tokens.
 
     Raises:
@@ -111,28 +121,34 @@ def attend_on_gpu(
 
 
 def choose_attention(model: Any) -> None:
-    """Let a model on a GPU use `attend_on_gpu` if torch's kernel supports its attention.
+    """Let a model use the attention of this module if it computes the same.
 
-    The kernel does not support sliding windows, capped scores, sinks and some head sizes. It is not
-    needed if transformers finds a flash-attention package.
+    It does not compute capped scores, sinks, and keys and values with heads of different sizes. On
+    a GPU, torch's kernel does not compute sliding windows and some head sizes, and is not needed if
+    transformers finds a flash-attention package.
     """
     config = model.config.get_text_config()
-    layers, head_size = getattr(config, "layer_types", None), find_head_dim(config)
+    head_size = find_head_dim(config)
+    layers = set(getattr(config, "layer_types", None) or ()) or {
+        "sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"
+    }
     if (
-        model.device.type == "cuda"
-        and model.dtype in (torch.float16, torch.bfloat16)
-        and model.config._attn_implementation == "sdpa"
-        and model._supports_flash_attn
-        and not getattr(model, "_compatible_flash_implementations", None)  # attention sinks
-        and getattr(config, "attn_logit_softcapping", None) is None
-        and (
-            set(layers) == {"full_attention"}
-            if layers
-            else getattr(config, "sliding_window", None) is None
-        )
+        model.config._attn_implementation != "sdpa"
+        or not model._supports_flash_attn
+        or getattr(model, "_compatible_flash_implementations", None)  # attention sinks
+        or getattr(config, "attn_logit_softcapping", None) is not None
         # With these settings, keys and values have heads of different sizes.
-        and getattr(config, "kv_lora_rank", None) is None
-        and getattr(config, "v_head_dim", None) in (None, head_size)
+        or getattr(config, "kv_lora_rank", None) is not None
+        or getattr(config, "v_head_dim", None) not in (None, head_size)
+    ):
+        return
+    # An encoder of images has a configuration and an attention of its own.
+    if model.device.type == "cpu" and layers <= {"full_attention", "sliding_attention"}:
+        config._attn_implementation = CPU_IMPLEMENTATION
+    elif (
+        model.device.type == "cuda"
+        and layers == {"full_attention"}
+        and model.dtype in (torch.float16, torch.bfloat16)
         and head_size % 8 == 0
         and head_size <= 256
         and torch.backends.cuda.is_flash_attention_available()
@@ -140,11 +156,10 @@ def choose_attention(model: Any) -> None:
         and not is_flash_attn_3_available(kernels_fallback_ok=True)
         and not is_flash_attn_2_available(kernels_fallback_ok=True)
     ):
-        # An encoder of images has a configuration and an attention of its own.
-        config._attn_implementation = FLASH_IMPLEMENTATION
+        config._attn_implementation = GPU_IMPLEMENTATION
 
 
 def register_attention() -> None:
-    """Replace transformers' `sdpa` by `attend` in this process."""
-    AttentionInterface.register("sdpa", attend)
-    AttentionInterface.register(FLASH_IMPLEMENTATION, attend_on_gpu)
+    """Make the functions of this module known to transformers."""
+    AttentionInterface.register(CPU_IMPLEMENTATION, attend_on_cpu)
+    AttentionInterface.register(GPU_IMPLEMENTATION, attend_on_gpu)

@@ -45,6 +45,7 @@ SPLITMIX_FACTORS = tuple(
 )
 RANDOM_BITS = 23  # With 24 bits, the largest random number would round to 1 in fp32.
 HEAD_TOKENS = 1024  # On a CPU, top-p first looks at this number of the most likely tokens.
+MIN_LONG_PROMPT = 64  # From this number of tokens on, prompts are computed with more threads.
 PROBABILITY_BITS = 30  # No probability has a higher bit in fp32, where 1 is 0x3F800000.
 # The arguments for requests of transformers itself, which it uses to warm up.
 GREEDY_ARGUMENTS: dict[str, Any] = {
@@ -150,12 +151,21 @@ class GrammarSequence:
 class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # an untyped base
     """The processors of an engine: first those of the model's configuration, then the sampling."""
 
-    def __init__(self, processors: list[Any]) -> None:
+    def __init__(self, processors: list[Any], prompt_threads: int | None = None) -> None:
+        """Create the sampler.
+
+        Args:
+            processors: The processors of the model's configuration.
+            prompt_threads: The number of torch's threads for batches with long prompts; None means
+                the same as for other batches.
+        """
         super().__init__(LogitsProcessorList(processors))
+        self.prompt_threads = prompt_threads
         self.rows: list[NextToken] = []  # the sequences of the batch
         # Returns the newest tokens of the rows, if the runner has copied them from the device.
         self.read_tokens: Callable[[], list[int]] | None = None
         self.is_decoding_only = False  # The batch has no prompts, only one token per sequence.
+        self.prompt_tokens = 0  # the tokens of prompts in the batch
         # The embeddings of parts of prompts with media, each with the index of its first token.
         self.embeddings: list[tuple[int, torch.Tensor]] = []
         # keys: sequence, then position
@@ -178,9 +188,10 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # a
             for state in states
         ]
         self.embeddings = list(_prompt_embeddings(requests_in_batch))
-        self.is_decoding_only = not self.embeddings and all(
-            request.query_length == 1 for request in requests_in_batch
+        self.prompt_tokens = sum(
+            request.query_length for request in requests_in_batch if request.query_length > 1
         )
+        self.is_decoding_only = not self.embeddings and not self.prompt_tokens
         super().prepare_tensor_args(requests_in_batch, arg_storage)
         return arg_storage
 
@@ -243,8 +254,10 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # a
         for *_, sequence in grammar_rows:
             if sequence.error is None and sequence.matcher.is_error():
                 sequence.error = describe_grammar_error(sequence.matcher)
-        row_indexes = _to_device(scores, [index for index, *_ in grammar_rows], torch.int64)
         allowed = allowed.to(scores.device, non_blocking=True)
+        if len(grammar_rows) == len(self.rows):
+            return scores.masked_fill(~allowed, -torch.inf)
+        row_indexes = _to_device(scores, [index for index, *_ in grammar_rows], torch.int64)
         return scores.index_copy(
             0, row_indexes, scores[row_indexes].masked_fill(~allowed, -torch.inf)
         )
@@ -292,7 +305,12 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         rows = self.logit_processor.rows
         if any(row.arguments["grammar"] is not None for row in rows):
             self.logit_processor.read_tokens = self._copy_newest_tokens(batch_data, len(rows))
+        threads, prompt_threads = torch.get_num_threads(), self.logit_processor.prompt_threads
+        if prompt_threads and self.logit_processor.prompt_tokens >= MIN_LONG_PROMPT:
+            torch.set_num_threads(prompt_threads)
         super().compute_batch(model, batch_data)
+        if prompt_threads:
+            torch.set_num_threads(threads)
         count = len(rows)
         if not count or self._logits is None:
             return

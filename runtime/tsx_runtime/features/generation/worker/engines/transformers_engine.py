@@ -32,6 +32,7 @@ from transformers.generation.continuous_batching.utils import (
     find_head_dim,
     find_num_key_value_heads,
 )
+from transformers.utils.generic import is_flash_attention_requested
 
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
@@ -87,8 +88,18 @@ class TransformersEngine:
         config: HuggingFaceConfig,
         end_tokens: Sequence[int],
         tokenizer: Any = None,
+        prompt_threads: int | None = None,
     ) -> None:
-        """Prepare the engines for `start`. Grammars need the tokenizer.
+        """Prepare the engines for `start`.
+
+        Args:
+            model: The base model.
+            adapters: The directories of the adapters.
+            config: The limits of the engines.
+            end_tokens: The tokens that end a text.
+            tokenizer: The tokenizer. Without it there are no grammars.
+            prompt_threads: The number of torch's threads for steps with long prompts; None means
+                the same as for other steps.
 
         Raises:
             LoadError: The model or an adapter cannot run.
@@ -104,11 +115,14 @@ class TransformersEngine:
             self._grammars = GrammarCompiler(tokenizer, vocabulary, end_tokens)
         self._engines = {
             name: AdapterEngine(
-                variant, batching_config(variant, config, len(models), index), end_tokens
+                variant,
+                batching_config(variant, config, len(models), index),
+                end_tokens,
+                prompt_threads,
             )
             for index, (name, variant) in enumerate(models.items())
         }
-        self._end_tokens = end_tokens
+        self._end_tokens, self._prompt_threads = end_tokens, prompt_threads
         # An adapter that is added later gets as much memory as one that was loaded with the model.
         memory = config.cache_memory and config.cache_memory // len(models)
         self._added_config = replace(config, cache_memory=memory)
@@ -162,7 +176,8 @@ class TransformersEngine:
                 f" cacheMemory, and {free_memory()} are free. Remove another adapter, or set a"
                 " smaller cacheMemory."
             )
-        return AdapterEngine(model, batching_config(model, config, 1, 0), self._end_tokens)
+        batching = batching_config(model, config, 1, 0)
+        return AdapterEngine(model, batching, self._end_tokens, self._prompt_threads)
 
     def remove_adapter(self, name: str) -> None:
         engine = self._engines.pop(name, None)
@@ -378,7 +393,11 @@ class AdapterEngine:
     """The engine of the base model or of an adapter, with its cache and its thread of steps."""
 
     def __init__(
-        self, model: Any, config: ContinuousBatchingConfig, end_tokens: Sequence[int]
+        self,
+        model: Any,
+        config: ContinuousBatchingConfig,
+        end_tokens: Sequence[int],
+        prompt_threads: int | None,
     ) -> None:
         self.model = model
         self.end_tokens = list(end_tokens)
@@ -400,7 +419,7 @@ class AdapterEngine:
                 f"transformers' continuous batching cannot run this model: {error}"
             ) from error
         self._manager.logit_processor = self.sampler = Sampler(
-            list(self._manager.logit_processor.logits_processor)
+            list(self._manager.logit_processor.logits_processor), prompt_threads
         )
         self._numbers = itertools.count()
         # Sequences of one request share the embeddings of their prompt.
@@ -598,8 +617,10 @@ def batching_config(
     if is_cpu:
         config.page_size = CPU_PAGE_TOKENS
         config.max_batch_tokens = max(CPU_STEP_TOKENS, sequences)
-        # For each token of the cache, the mask has a column and the index has 8 bytes.
-        token_bytes += config.max_batch_tokens * element_bytes + 8
+        config.use_cuda_graph = False  # The machine may have a GPU.
+        token_bytes += 8  # for the index
+        if not is_flash_attention_requested(text_config):
+            token_bytes += config.max_batch_tokens * element_bytes  # for a column of the mask
     if cache_bytes is None:
         context = getattr(text_config, "max_position_embeddings", 1 << 20)
         cache_bytes = min(
