@@ -6,7 +6,7 @@ a mask.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from transformers.utils import is_flash_attn_2_available, is_flash_attn_3_availa
 
 # If the name contains `flash`, transformers makes no mask, and on a GPU it records CUDA graphs.
 CPU_IMPLEMENTATION, GPU_IMPLEMENTATION = "torch_flash_cpu", "torch_flash"
+OTHER_KINDS = ("position_bias", "softcap", "s_aux")  # arguments of attention, not computed here
 
 
 def attend_on_cpu(
@@ -33,7 +34,11 @@ def attend_on_cpu(
 
     Query, key and value have the shape (1, heads, tokens of all sequences, head size). The queries
     of a sequence are its last tokens. The result has the shape (1, queries, heads, head size).
+
+    Raises:
+        ValueError: The model has another kind of attention.
     """
+    _refuse(options, OTHER_KINDS)
     if "cu_seq_lens_q" not in options:  # a call of the model outside the engine
         return sdpa_attention_forward(  # type: ignore[no-any-return]
             module, query, key, value, attention_mask, scaling=scaling, **options
@@ -75,10 +80,10 @@ def causal_mask(queries: Any, keys: Any, window: int | None) -> torch.Tensor | N
     query_count, key_count = queries.shape[2], keys.shape[2]
     if query_count == 1:
         return None
-    excluded = torch.full((query_count, key_count), -torch.inf, dtype=queries.dtype)
-    mask = excluded.triu(key_count - query_count + 1)
+    mask = torch.full((query_count, key_count), -torch.inf, dtype=queries.dtype)
+    mask.triu_(key_count - query_count + 1)
     if window is not None and window < key_count:
-        mask += excluded.tril(key_count - query_count - window)
+        mask += torch.full_like(mask, -torch.inf).tril_(key_count - query_count - window)
     return mask
 
 
@@ -93,21 +98,12 @@ def attend_on_gpu(
 ) -> tuple[torch.Tensor, None]:
     """Compute attention by the flash-attention kernel of torch.
 
-    The tensors have the shapes as in `attend_on_cpu`, in fp16 or bf16. There is no mask, since the queries
-    of a sequence are its last tokens.
+    The tensors have the shapes as in `attend_on_cpu`, in fp16 or bf16.
 
     Raises:
-        ValueError: The kernel does not support this kind of attention.
+        ValueError: The kernel does not compute this kind of attention.
     """
-    if unsupported_options := [
-        name
-        for name in ("position_bias", "softcap", "s_aux", "sliding_window")
-        if options.get(name) is not None
-    ]:
-        raise ValueError(
-            f"torch's kernel does not compute {', '.join(unsupported_options)}: set"
-            " huggingface.dtype to fp32"
-        )
+    _refuse(options, (*OTHER_KINDS, "sliding_window"), ": set huggingface.dtype to fp32")
     heads = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     length_arguments = (
         options[name] for name in ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
@@ -118,6 +114,11 @@ def attend_on_gpu(
         )[0][None],
         None,
     )
+
+
+def _refuse(options: Mapping[str, Any], names: Sequence[str], advice: str = "") -> None:
+    if kinds := [name for name in names if options.get(name) is not None]:
+        raise ValueError(f"tsx does not compute attention with {', '.join(kinds)}{advice}")
 
 
 def choose_attention(model: Any) -> None:

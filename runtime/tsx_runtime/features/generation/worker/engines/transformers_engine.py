@@ -618,9 +618,10 @@ def batching_config(
         config.page_size = CPU_PAGE_TOKENS
         config.max_batch_tokens = max(CPU_STEP_TOKENS, sequences)
         config.use_cuda_graph = False  # The machine may have a GPU.
-        token_bytes += 8  # for the index
+        # For each token of the cache, the index has 8 bytes, and a mask has a column.
+        token_bytes += 8
         if not is_flash_attention_requested(text_config):
-            token_bytes += config.max_batch_tokens * element_bytes  # for a column of the mask
+            token_bytes += config.max_batch_tokens * element_bytes
     if cache_bytes is None:
         context = getattr(text_config, "max_position_embeddings", 1 << 20)
         cache_bytes = min(
