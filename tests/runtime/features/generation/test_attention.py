@@ -56,3 +56,9 @@ def test_each_sequence_attends_to_its_own_tokens(
         cu_seq_lens_k=torch.tensor(bounds_k),
     )
     torch.testing.assert_close(output, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_other_kinds_of_attention_are_refused() -> None:
+    query = torch.randn(1, 4, 1, 16)
+    with pytest.raises(ValueError, match="does not compute attention with softcap"):
+        attention.attend_on_cpu(GroupedHeads(), query, query, query, None, softcap=30.0)

@@ -562,11 +562,13 @@ def test_steps_with_long_prompts_have_threads_of_their_own(
     assert set(steps) == {(True, threads + 1), (False, threads)}
 
 
-def test_capped_scores_are_computed_by_transformers() -> None:
-    from transformers import Gemma2Config, Gemma2ForCausalLM
+def test_capped_scores_are_computed_by_transformers(llama: Path) -> None:
+    from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM
 
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "head_dim": 8}
-    model = Gemma2ForCausalLM(Gemma2Config(**sizes, num_hidden_layers=2))
-    model.config._attn_implementation = "sdpa"
-    attention.choose_attention(model)
-    assert model.config._attn_implementation == "sdpa"
+    capped = Gemma2ForCausalLM(Gemma2Config(**sizes, num_hidden_layers=2))
+    capped.config._attn_implementation = "sdpa"
+    usual = AutoModelForCausalLM.from_pretrained(llama)
+    for model, name in ((capped, "sdpa"), (usual, attention.CPU_IMPLEMENTATION)):
+        attention.choose_attention(model)
+        assert model.config._attn_implementation == name
