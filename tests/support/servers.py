@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -169,3 +169,13 @@ def environment_of(pid: int) -> dict[str, str]:
         assert time.monotonic() < end
         time.sleep(0.001)
     return variables
+
+
+def running_children(pid: int, mark: str) -> list[psutil.Process]:
+    """Return the running descendants of a process whose command contains the mark."""
+    found = []
+    for child in psutil.Process(pid).children(recursive=True):
+        with suppress(psutil.NoSuchProcess):  # It has ended, even if nobody has waited for it yet.
+            if mark in " ".join(child.cmdline()):
+                found.append(child)
+    return found

@@ -283,8 +283,12 @@ def test_a_start_returns_after_a_response_an_exit_or_a_timeout(
     monkeypatch.setattr(
         background, "command", lambda arguments: [sys.executable, "-c", STARTING, *arguments]
     )
+    others = set(psutil.Process().children())
     assert start_in_background([outcome]) == code
     assert (tmp_path / "answers").exists() is answers
+    for server in set(psutil.Process().children()) - others:
+        server.kill()
+        server.wait()  # Otherwise it stays a zombie, since the function does not wait for it.
 
 
 def test_a_server_starts_even_if_its_starter_has_exited() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -16,6 +17,7 @@ import pytest
 
 from tests.runtime.conftest import TALKER, RunningServer, make_settings, running_server
 from tests.support.models import make_model
+from tests.support.servers import running_children
 from tsx_archiver.monitor.config import MonitorConfig
 from tsx_runtime.errors import BadRequest, Unavailable
 from tsx_runtime.features.monitor import channel, manager, settings
@@ -346,6 +348,12 @@ async def failure_of(call: Any) -> Any:
     return raised.value
 
 
+def test_other_children_that_have_ended_are_no_monitor_processes() -> None:
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # It stays a zombie.
+    assert monitor_processes() == []
+    child.wait()
+
+
 def monitor_processes() -> list[psutil.Process]:
-    children = psutil.Process(os.getpid()).children()
-    return [child for child in children if str(STAND_IN) in child.cmdline()]
+    return running_children(os.getpid(), str(STAND_IN))

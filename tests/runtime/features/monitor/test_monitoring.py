@@ -14,7 +14,7 @@ import pytest
 
 from tests.runtime.conftest import make_settings, running_server
 from tests.support.models import make_model
-from tests.support.servers import Running, serving
+from tests.support.servers import Running, running_children, serving
 
 ADULTS = """
 def handle(data, context):
@@ -121,8 +121,7 @@ def inference(user_environment: Mapping[str, str]) -> Iterator[httpx.Client]:
 
 
 def monitor_process(server: Running) -> psutil.Process:
-    children = psutil.Process(server.process.pid).children(recursive=True)
-    (process,) = [child for child in children if "monitor.process.main" in str(child.cmdline())]
+    (process,) = running_children(server.process.pid, "monitor.process.main")
     return process
 
 
