@@ -358,7 +358,8 @@ def test_an_answer_begins_without_the_space_that_tokenizers_write_before_texts(
         GrammarCompiler(tokenizer, len(tokenizer), [0]).compile(schema_grammar({"const": {"a": 1}}))
     )
     assert tokenizer.tokenize("{") == [space, "{"]
-    allowed = grammars.allowed_tokens([matcher], len(tokenizer))[0].nonzero()[:, 0].tolist()
+    refused = grammars.refused_tokens([matcher], len(tokenizer))[0]
+    allowed = refused.logical_not().nonzero()[:, 0].tolist()
     assert tokenizer.convert_ids_to_tokens(allowed) == ["{"]
     assert matcher.consume_tokens(list(map(vocabulary.__getitem__, '{"a":1}')))
     assert matcher.is_accepting()

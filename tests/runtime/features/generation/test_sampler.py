@@ -231,6 +231,18 @@ def test_logprobs_belong_to_a_position_if_a_step_is_computed_twice() -> None:
     assert not sampler._logprobs
 
 
+def test_a_token_within_a_prompt_gets_no_next_token() -> None:
+    sampler = Sampler([])
+    requests: list[Any] = [
+        SimpleNamespace(state=a_state(Sampling(), 5, index), has_new_token=is_last, query_length=1)
+        for index, is_last in enumerate((False, True))
+    ]
+    for batch, is_decoding_only in ((requests[1:], True), (requests, False)):
+        sampler.prepare_tensor_args(batch, torch.empty((0, 3), dtype=torch.int32))
+        assert [row.sequence for row in sampler.rows] == ["1"]
+        assert sampler.is_decoding_only is is_decoding_only
+
+
 def test_noise_is_gumbel_and_independent_of_the_order_of_tokens() -> None:
     seeds, positions = torch.tensor([[1]]), torch.tensor([[2]])
     tokens = torch.arange(200_000)[None]

@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import torch
 from transformers import LogitsProcessor
+from transformers.generation.continuous_batching.input_outputs import ContinuousBatchingIOs
 
 from tests.runtime.features.generation.conftest import Run
 from tests.support.language_models import CONTEXT, bpe_tokenizer, lora_adapter, tiny_llama
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.features.generation.worker.engines import attention, transformers_engine
+from tsx_runtime.features.generation.worker.engines.cpu_inputs import CpuInputs
 from tsx_runtime.features.generation.worker.engines.sampler import MIN_LONG_PROMPT, SamplingRunner
 from tsx_runtime.features.generation.worker.engines.transformers_engine import TransformersEngine
 from tsx_runtime.features.generation.worker.interface import Sampling
@@ -519,7 +521,9 @@ def test_an_adapter_without_room_or_of_another_model_changes_nothing(
     assert run(collect(engine, TEXTS[0], GREEDY))[0] == expected[0]
 
 
-def test_sliding_windows_give_the_text_of_generate(tmp_path: Path, run: Run) -> None:
+@pytest.fixture(scope="module")
+def mistral(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a model with a sliding window of six tokens."""
     from transformers import MistralConfig, MistralForCausalLM
 
     torch.manual_seed(0)
@@ -528,8 +532,13 @@ def test_sliding_windows_give_the_text_of_generate(tmp_path: Path, run: Run) -> 
         **{"num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2},
         **{"max_position_embeddings": CONTEXT, "initializer_range": 0.2, "sliding_window": 6},
     )
-    model = MistralForCausalLM(config).eval().to(DEVICE)
-    model.save_pretrained(tmp_path)
+    directory = tmp_path_factory.mktemp("mistral")
+    MistralForCausalLM(config).save_pretrained(directory)
+    return directory
+
+
+def test_sliding_windows_give_the_text_of_generate(mistral: Path, run: Run) -> None:
+    model = model_of(mistral)
     expected = [
         model.generate(
             **{"input_ids": torch.tensor([ids(text)], device=DEVICE), "max_new_tokens": 12},
@@ -537,8 +546,44 @@ def test_sliding_windows_give_the_text_of_generate(tmp_path: Path, run: Run) -> 
         )[0, len(ids(text)) :].tolist()
         for text in TEXTS
     ]
-    with started(run, tmp_path) as engine:
+    with started(run, mistral) as engine:
         assert run(collect_together(engine, [(text, greedy(12)) for text in TEXTS])) == expected
+
+
+@small_pages
+@pytest.mark.parametrize("name", ["llama", "mistral"])
+def test_inputs_of_steps_equal_those_of_transformers(
+    name: str, run: Run, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    steps: list[tuple[Any, Any]] = []
+    prepare = CpuInputs.prepare_batch_tensors
+
+    def values(inputs: Any, states: list[Any]) -> Any:
+        arguments = {**inputs.get_model_kwargs(), "cache": None}
+        progress = [(state.position_offset, state.tokens_to_process) for state in states]
+        flat, _ = torch.utils._pytree.tree_flatten(arguments)
+        return [v.tolist() if torch.is_tensor(v) else v for v in flat], progress
+
+    def prepare_twice(inputs: Any, requests_in_batch: list[Any], **options: Any) -> None:
+        states = [request.state for request in requests_in_batch]
+        progress = [(state.position_offset, state.tokens_to_process) for state in states]
+        prepare(inputs, requests_in_batch, **options)
+        written = values(inputs, states)
+        for state, (position, tokens) in zip(states, progress, strict=True):
+            state.position_offset, state.tokens_to_process = position, tokens
+        ContinuousBatchingIOs.prepare_batch_tensors(inputs, requests_in_batch, **options)
+        steps.append((written, values(inputs, states)))
+
+    monkeypatch.setattr(CpuInputs, "prepare_batch_tensors", prepare_twice)
+    monkeypatch.setattr(transformers_engine, "CPU_STEP_TOKENS", 32)
+    with started(run, request.getfixturevalue(name), max_sequences=8) as engine:
+        # The long prompts are split, and the second time their beginnings are in the cache.
+        texts = (*TEXTS, TEXTS[3] * 2)
+        for _ in range(2):
+            run(collect_together(engine, [(text, greedy(12)) for text in texts]))
+    assert len(steps) > 2 * 12
+    for written, expected in steps:
+        assert written == expected
 
 
 @small_pages

@@ -7,6 +7,7 @@ a mask.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,8 @@ def attend_on_cpu(
     sequences: Iterable[tuple[Any, Any, Any]] = [(query, key, value)]
     if len(options["cu_seq_lens_q"]) > 2:
         query_counts, key_counts = (
-            options[name].diff().tolist() for name in ("cu_seq_lens_q", "cu_seq_lens_k")
+            [end - start for start, end in pairwise(options[name].tolist())]
+            for name in ("cu_seq_lens_q", "cu_seq_lens_k")
         )
         sequences = zip(
             query.split(query_counts, 2),

@@ -11,7 +11,6 @@ import asyncio
 import importlib.util
 import json
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from tsx_runtime.features.generation.worker.interface import Grammar
+from tsx_runtime.shared.cores import cpu_count
 from tsx_runtime.worker.codecs.bodies import RefusedField
 from tsx_runtime.worker.exceptions import describe_error
 
@@ -254,22 +254,23 @@ def describe_grammar_error(matcher: LLMatcher) -> str:
     return matcher.get_error().partition("\n<")[0].strip().rstrip(".") + "."
 
 
-def allowed_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tensor:
-    """Return which tokens may come next, as booleans of shape (matchers, vocabulary).
+def refused_tokens(matchers: Sequence[LLMatcher], vocabulary: int) -> torch.Tensor:
+    """Return which tokens may not come next, as booleans of shape (matchers, vocabulary).
 
-    At the end of a grammar, and after an error, these are the end tokens.
+    At the end of a grammar, and after an error, these are all but the end tokens.
     """
     import torch  # The process of trials needs none.
 
-    masks = np.empty((len(matchers), (vocabulary + 31) // 32), np.int32)
-    address, row_bytes = masks.ctypes.data, masks.itemsize * masks.shape[1]
-    if (os.cpu_count() or 1) <= INLINE_CORES:
+    masks = torch.empty(len(matchers), (vocabulary + 31) // 32, dtype=torch.int32)
+    address, row_bytes = masks.data_ptr(), 4 * masks.shape[1]
+    if (executor := _executor()) is None:
         for index, matcher in enumerate(matchers):
             matcher.unsafe_compute_mask_ptr(address + index * row_bytes, row_bytes)
     else:
         rows = [(matcher, index) for index, matcher in enumerate(matchers)]
-        _executor().unsafe_compute_mask_ptr(rows, address, row_bytes, len(rows))
-    bits = np.unpackbits(masks.view(np.uint8), axis=1, count=vocabulary, bitorder="little")
+        executor.unsafe_compute_mask_ptr(rows, address, row_bytes, len(rows))
+    mask_bytes = ~masks.numpy().view(np.uint8)
+    bits = np.unpackbits(mask_bytes, axis=1, count=vocabulary, bitorder="little")
     return torch.from_numpy(bits.view(np.bool_))
 
 
@@ -363,7 +364,8 @@ def _compiler_thread() -> ThreadPoolExecutor:
 
 
 @cache
-def _executor() -> LLExecutor:
+def _executor() -> LLExecutor | None:
+    """Return threads that compute masks; None if there are too few cores for them."""
     from llguidance import LLExecutor  # an extra
 
-    return LLExecutor()
+    return LLExecutor() if cpu_count() > INLINE_CORES else None

@@ -7,6 +7,7 @@ different hashes. The salt of a sequence is a part of its name, which all calls 
 
 from __future__ import annotations
 
+import inspect
 from array import array
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -28,6 +29,9 @@ class PromptCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ha
         cached_tokens: For each new sequence, the number of tokens of its prompt that were found.
             The reader removes them.
     """
+
+    # Without its wrapper for torch.compile, which no engine uses. It takes as long as an operation.
+    update = inspect.unwrap(PagedAttentionCache.update)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)

@@ -30,8 +30,8 @@ from transformers.generation.continuous_batching.utils import stream_context
 from transformers.generation.logits_process import LogitsProcessorList
 
 from tsx_runtime.features.generation.worker.engines.grammars import (
-    allowed_tokens,
     describe_grammar_error,
+    refused_tokens,
 )
 from tsx_runtime.features.generation.worker.interface import Sampling, TokenLogprob
 from tsx_runtime.features.generation.worker.media import SequenceEmbeddings
@@ -164,7 +164,7 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # a
         self.rows: list[NextToken] = []  # the sequences of the batch
         # Returns the newest tokens of the rows, if the runner has copied them from the device.
         self.read_tokens: Callable[[], list[int]] | None = None
-        self.is_decoding_only = False  # The batch has no prompts, only one token per sequence.
+        self.is_decoding_only = False  # Each sequence has one token, and gets the next.
         self.prompt_tokens = 0  # the tokens of prompts in the batch
         # The embeddings of parts of prompts with media, each with the index of its first token.
         self.embeddings: list[tuple[int, torch.Tensor]] = []
@@ -191,7 +191,11 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # a
         self.prompt_tokens = sum(
             request.query_length for request in requests_in_batch if request.query_length > 1
         )
-        self.is_decoding_only = not self.embeddings and not self.prompt_tokens
+        self.is_decoding_only = (
+            not self.embeddings
+            and not self.prompt_tokens
+            and len(self.rows) == len(requests_in_batch)
+        )
         super().prepare_tensor_args(requests_in_batch, arg_storage)
         return arg_storage
 
@@ -248,18 +252,18 @@ class Sampler(ContinuousBatchingLogitsProcessorList):  # type: ignore[misc]  # a
         newest_tokens = self.read_tokens() if self.read_tokens else tokens.tolist()
         for index, row, sequence in grammar_rows:
             sequence.begin_step(row, newest_tokens[index])
-        allowed = allowed_tokens(
+        refused = refused_tokens(
             [sequence.matcher for *_, sequence in grammar_rows], scores.shape[-1]
         )
         for *_, sequence in grammar_rows:
             if sequence.error is None and sequence.matcher.is_error():
                 sequence.error = describe_grammar_error(sequence.matcher)
-        allowed = allowed.to(scores.device, non_blocking=True)
+        refused = refused.to(scores.device, non_blocking=True)
         if len(grammar_rows) == len(self.rows):
-            return scores.masked_fill(~allowed, -torch.inf)
+            return scores.masked_fill(refused, -torch.inf)
         row_indexes = _to_device(scores, [index for index, *_ in grammar_rows], torch.int64)
         return scores.index_copy(
-            0, row_indexes, scores[row_indexes].masked_fill(~allowed, -torch.inf)
+            0, row_indexes, scores[row_indexes].masked_fill(refused, -torch.inf)
         )
 
     def take_logprobs(
@@ -305,19 +309,25 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
         rows = self.logit_processor.rows
         if any(row.arguments["grammar"] is not None for row in rows):
             self.logit_processor.read_tokens = self._copy_newest_tokens(batch_data, len(rows))
-        threads, prompt_threads = torch.get_num_threads(), self.logit_processor.prompt_threads
+        prompt_threads = self.logit_processor.prompt_threads
         if prompt_threads and self.logit_processor.prompt_tokens >= MIN_LONG_PROMPT:
+            threads = torch.get_num_threads()
             torch.set_num_threads(prompt_threads)
-        super().compute_batch(model, batch_data)
-        if prompt_threads:
+            super().compute_batch(model, batch_data)
             torch.set_num_threads(threads)
+        else:
+            super().compute_batch(model, batch_data)
         count = len(rows)
         if not count or self._logits is None:
             return
         with stream_context(self.inputs_and_outputs.compute_stream):
-            tokens = batch_data["input_ids"][0, batch_data["logits_indices"][:count]]
+            tokens = batch_data["input_ids"][0]
+            if not self.logit_processor.is_decoding_only:
+                tokens = tokens[batch_data["logits_indices"]]
             scores = self.logit_processor(
-                tokens, self._logits[:count].float(), batch_data["logits_processor_args"][:, :count]
+                tokens[:count],
+                self._logits[:count].float(),
+                batch_data["logits_processor_args"][:, :count],
             )
             *_, output_ids = self.inputs_and_outputs.get_cb_kwargs()
             self._sample(scores[None], output_ids)
@@ -367,8 +377,11 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
             for start, part in self.logit_processor.embeddings:
                 rows[0, start : start + len(part)] = part
             inputs["inputs_embeds"] = rows
+        has_scores_of_all = not self.pad_inputs and self.logit_processor.is_decoding_only
+        if has_scores_of_all:
+            inputs.pop("logits_to_keep", None)
         logits = model(**inputs).logits[0]
-        if "logits_to_keep" not in batch_data:
+        if "logits_to_keep" not in inputs and not has_scores_of_all:
             logits = logits[batch_data["logits_indices"]]
         if not self.pad_inputs:  # Without graphs, inputs are not padded.
             self._logits = logits

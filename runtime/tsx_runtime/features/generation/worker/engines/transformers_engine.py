@@ -37,6 +37,7 @@ from transformers.utils.generic import is_flash_attention_requested
 from tsx_archiver.metadata.modelconfig import HuggingFaceConfig
 from tsx_runtime.errors import Unavailable
 from tsx_runtime.features.generation.worker.engines import attention
+from tsx_runtime.features.generation.worker.engines.cpu_inputs import CpuInputs
 from tsx_runtime.features.generation.worker.engines.grammars import (
     GrammarCompiler,
     missing_grammar_support,
@@ -384,9 +385,10 @@ class AcknowledgingScheduler(FIFOScheduler):  # type: ignore[misc]  # transforme
 
 
 SCHEDULER_MAPPING["tsx"] = AcknowledgingScheduler
-# A manager creates its runner and its cache by these names, and has no argument for others.
+# A manager creates its parts by these names, and has no argument for others.
 continuous_api.ModelRunner = SamplingRunner
 continuous_api.PagedAttentionCache = PromptCache
+continuous_api.ContinuousBatchingIOs = CpuInputs
 
 
 class AdapterEngine:
