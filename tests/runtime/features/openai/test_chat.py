@@ -141,7 +141,9 @@ def test_a_grammar_begins_after_the_reasoning(start: Callable[..., Client]) -> N
     request = ChatRequest.model_validate({"messages": [{"role": "user", "content": "?"}]})
 
     def parse(grammar: Grammar | None) -> tuple[str, list[Any]]:
-        prompt, _, new_answer = choose_format(generator, request, request.messages, grammar, None)
+        prompt, _, new_answer = choose_format(
+            generator, request, {"messages[0]": request.messages[0]}, grammar, None
+        )
         shown = generator.decode(prompt.token_ids, {"<|assistant|>", "<think>", "</think>"})
         return shown.partition("<|assistant|>")[2], new_answer().parser.push("{}", is_last=True)
 

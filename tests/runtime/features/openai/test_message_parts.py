@@ -143,6 +143,14 @@ def test_a_part_without_its_field_is_refused(
     assert str(exc_info.value.param).startswith("messages[0].content[0]")
 
 
+def test_an_image_of_a_response_is_named_by_its_item(generators: dict[str, TextGenerator]) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png,%%%"}
+    items = [{"type": "reasoning"}, {"role": "user", "content": [image]}]
+    with pytest.raises(RefusedField) as exc_info:
+        ResponseReply({"instructions": "Be brief.", "input": items}, generators["llava"], "llava")
+    assert exc_info.value.param == "input[1].content[0].image_url"
+
+
 def test_the_number_of_images_is_limited(generators: dict[str, TextGenerator]) -> None:
     unreadable = image_part(b"")  # The count is refused before a file is read.
     with pytest.raises(RefusedField, match="more than 16") as exc_info:

@@ -44,7 +44,9 @@ def test_a_function_is_called_and_its_output_returned(start: Callable[..., Clien
     output = {"type": "function_call_output", "call_id": call["call_id"], "output": "sunny"}
     body = {"input": [QUESTION, message, call, call, output], "tools": [TOOL]}
     assert client.post(body, PATH)["status"] == "completed"
-    user, assistant, tool = (item.for_template() for item in read(ResponseRequest, body).messages())
+    messages = read(ResponseRequest, body).messages()
+    assert list(messages) == ["input[0]", "input[1]", "input[4]"]
+    user, assistant, tool = (message.for_template() for message in messages.values())
     assert user == QUESTION
     assert assistant["content"] == "Let me see."
     # The calls of one turn are in one message.

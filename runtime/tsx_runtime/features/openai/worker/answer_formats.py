@@ -6,7 +6,7 @@ https://huggingface.co/docs/transformers/chat_response_parsing
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -54,7 +54,7 @@ class AnswerFormat(NamedTuple):
 def choose_format(
     generator: TextGenerator,
     request: ChatFields,
-    messages: Sequence[Message],
+    messages: Mapping[str, Message],
     grammar: Grammar | None,
     effort: str | None,
 ) -> AnswerFormat:
@@ -63,7 +63,7 @@ def choose_format(
     Args:
         generator: The model.
         request: The request.
-        messages: The messages.
+        messages: The messages by their fields in the request.
         grammar: The grammar of an answer that is not a call.
         effort: The effort of the reasoning, which the chat template may use.
 

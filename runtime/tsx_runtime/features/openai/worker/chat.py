@@ -45,7 +45,7 @@ class ChatReply(ChoicesReply[ParsedChoice]):
         answers = choose_format(
             generator,
             request,
-            request.messages,
+            {f"messages[{index}]": message for index, message in enumerate(request.messages)},
             request.grammar(request.response_format, "response_format"),
             request.reasoning_effort,
         )

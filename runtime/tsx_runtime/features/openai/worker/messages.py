@@ -223,25 +223,31 @@ def choose_tools(
 
 def encode_messages(
     generator: TextGenerator,
-    messages: Sequence[Message],
+    messages: Mapping[str, Message],
     tools: Sequence[Tool],
     variables: Mapping[str, Any],
 ) -> Prompt:
     """Encode a chat by the model's chat template.
+
+    Args:
+        generator: The model.
+        messages: The messages by their fields in the request.
+        tools: The tools for the template.
+        variables: Further variables for the template.
 
     Raises:
         RefusedField: The template ignores the tools, or an image or sound cannot be used.
         InvalidInput: The template refuses the messages.
     """
     return generator.encode_chat(
-        [message.for_template() for message in messages],
+        [message.for_template() for message in messages.values()],
         [tool.model_dump(exclude_none=True) for tool in tools],
         variables,
         list(_files(generator, messages)),
     )
 
 
-def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[MediaFile]:
+def _files(generator: TextGenerator, messages: Mapping[str, Message]) -> Iterator[MediaFile]:
     """Read the images and sounds of a chat.
 
     Raises:
@@ -249,11 +255,11 @@ def _files(generator: TextGenerator, messages: Sequence[Message]) -> Iterator[Me
     """
     parts = [
         (
-            f"messages[{index}].content[{position}].{part.field}",
+            f"{path}.content[{position}].{part.field}",
             FILE_KINDS[part.field],
             part.content,
         )
-        for index, message in enumerate(messages)
+        for path, message in messages.items()
         for position, part in enumerate(message.content or ())
         if part.field in FILE_KINDS
     ]

@@ -79,24 +79,26 @@ class ResponseRequest(ChatFields):
     text: TextShape = TextShape()
     reasoning: Reasoning = Reasoning()
 
-    def messages(self) -> list[Message]:
-        """Return the messages. A call belongs to the assistant's message before it.
+    def messages(self) -> dict[str, Message]:
+        """Return the messages by their fields. A call belongs to the assistant's message before it.
 
         Raises:
             RefusedField: There is none in the input.
         """
         if not any(self.input):
             raise RefusedField("The field 'input' has no message. Send one.", "input")
-        instructions = {"role": "system", "content": self.instructions}
-        messages = [Message.model_validate(instructions)] if self.instructions else []
-        for message in self.input:
+        messages: dict[str, Message] = {}
+        last = None
+        if self.instructions:
+            instructions = {"role": "system", "content": self.instructions}
+            messages["instructions"] = Message.model_validate(instructions)
+        for index, message in enumerate(self.input):
             if message is None:
                 continue
-            if message.content is None and messages and messages[-1].role == "assistant":
-                calls = (messages[-1].tool_calls or []) + (message.tool_calls or [])
-                messages[-1].tool_calls = calls
+            if message.content is None and last is not None and last.role == "assistant":
+                last.tool_calls = (last.tool_calls or []) + (message.tool_calls or [])
             else:
-                messages.append(message)
+                last = messages[f"input[{index}]"] = message
         return messages
 
 

@@ -25,7 +25,7 @@ class CpuInputs(ContinuousBatchingIOs):  # type: ignore[misc]  # transformers ha
         max_kv_read: int,
         use_padding: bool,
     ) -> None:
-        """Write the inputs of a step, and let each request take the tokens that it will compute."""
+        """Write the inputs of a step, and move the position of each request to its end."""
         if (
             self.device.type != "cpu"
             or use_padding

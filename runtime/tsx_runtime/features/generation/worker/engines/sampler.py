@@ -377,11 +377,11 @@ class SamplingRunner(ModelRunner):  # type: ignore[misc]  # transformers has no 
             for start, part in self.logit_processor.embeddings:
                 rows[0, start : start + len(part)] = part
             inputs["inputs_embeds"] = rows
-        has_scores_of_all = not self.pad_inputs and self.logit_processor.is_decoding_only
-        if has_scores_of_all:
+        selects_rows = self.pad_inputs or not self.logit_processor.is_decoding_only
+        if not selects_rows:
             inputs.pop("logits_to_keep", None)
         logits = model(**inputs).logits[0]
-        if "logits_to_keep" not in inputs and not has_scores_of_all:
+        if selects_rows and "logits_to_keep" not in inputs:
             logits = logits[batch_data["logits_indices"]]
         if not self.pad_inputs:  # Without graphs, inputs are not padded.
             self._logits = logits
