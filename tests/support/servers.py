@@ -175,7 +175,7 @@ def running_children(pid: int, mark: str) -> list[psutil.Process]:
     """Return the running descendants of a process whose command contains the mark."""
     found = []
     for child in psutil.Process(pid).children(recursive=True):
-        with suppress(psutil.NoSuchProcess):  # It has ended, even if nobody has waited for it yet.
+        with suppress(psutil.NoSuchProcess):  # It has ended, and may be a zombie.
             if mark in " ".join(child.cmdline()):
                 found.append(child)
     return found

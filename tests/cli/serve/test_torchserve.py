@@ -288,7 +288,7 @@ def test_a_start_returns_after_a_response_an_exit_or_a_timeout(
     assert (tmp_path / "answers").exists() is answers
     for server in set(psutil.Process().children()) - others:
         server.kill()
-        server.wait()  # Otherwise it stays a zombie, since the function does not wait for it.
+        server.wait()  # The function does not wait for it, so it would stay a zombie.
 
 
 def test_a_server_starts_even_if_its_starter_has_exited() -> None:
@@ -297,6 +297,8 @@ def test_a_server_starts_even_if_its_starter_has_exited() -> None:
     tell = start_notifier(write_end)
     tell()
     tell()
+    with pytest.raises(BrokenPipeError):
+        os.write(write_end, b"1")
     os.close(write_end)
 
 
@@ -428,7 +430,7 @@ def test_of_two_servers_only_one_owns_the_pid_file(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("processes")
 def test_a_zombie_server_counts_as_ended(tmp_path: Path) -> None:
-    # The process becomes a zombie when it ends, since nobody waits for it.
+    # The process becomes a zombie when it ends, since this test does not wait for it.
     orphan = subprocess.Popen([sys.executable, "-c", "input()", MARK], stdin=subprocess.PIPE)
     assert end_server(psutil.Process(orphan.pid))
     assert not is_alive(psutil.Process(orphan.pid))

@@ -325,6 +325,7 @@ def test_the_process_of_a_killed_server_ends(server: RunningServer) -> None:
     # The end of the server closes the pipe.
     server.call(lambda: manager_of(server).channel._stdin.close())
     process.wait(60)
+    assert not process.is_running()
 
 
 @pytest.mark.anyio

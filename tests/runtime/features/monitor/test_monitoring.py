@@ -134,6 +134,7 @@ def test_the_monitor_process_ends_with_a_killed_server(
         process = monitor_process(server)
         server.process.send_signal(signal.SIGKILL)
         process.wait(90)
+        assert not process.is_running()
 
 
 @pytest.mark.nightly

@@ -47,7 +47,7 @@ class CpuInputs(ContinuousBatchingIOs):  # type: ignore[misc]  # transformers ha
         allocators = self.cache.cache_allocators
         tokens: list[int] = []
         positions: list[int] = []
-        last_rows: list[int] = []  # of each request that gets a token: the row of its last token
+        last_rows: list[int] = []  # the indexes of the tokens after which requests get a next one
         key_counts: dict[str, list[int]] = {name: [] for name in allocators}
         writes: list[list[int]] = [[] for _ in allocators]
         reads: list[list[int]] = [[] for _ in allocators]

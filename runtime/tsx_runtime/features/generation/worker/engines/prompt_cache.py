@@ -30,7 +30,7 @@ class PromptCache(PagedAttentionCache):  # type: ignore[misc]  # transformers ha
             The reader removes them.
     """
 
-    # Without its wrapper for torch.compile, which no engine uses. It takes as long as an operation.
+    # transformers wraps this method for torch.compile, which no engine uses.
     update = inspect.unwrap(PagedAttentionCache.update)
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
