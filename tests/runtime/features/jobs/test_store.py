@@ -21,7 +21,7 @@ from tsx_runtime.errors import (
     StoreUnavailable,
     TooManyRequests,
 )
-from tsx_runtime.features.jobs.storage import sql_store
+from tsx_runtime.features.jobs.storage import sql_store, sqlite
 from tsx_runtime.features.jobs.storage.location import postgres_store
 from tsx_runtime.features.jobs.storage.sql_store import SqlStore
 from tsx_runtime.features.jobs.storage.sqlite import SqliteStore
@@ -295,10 +295,14 @@ async def test_a_server_replaced_while_it_waits_for_the_file_releases_it(
     file_store: SqlStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_waiting, may_continue = threading.Event(), threading.Event()
+    real_sleep = time.sleep
 
     def sleep(seconds: float) -> None:
-        is_waiting.set()
-        may_continue.wait()
+        if seconds == sqlite.POLL_S:
+            is_waiting.set()
+            may_continue.wait()
+        else:  # Another thread of the process sleeps.
+            real_sleep(seconds)
 
     monkeypatch.setattr(time, "sleep", sleep)
     await file_store.open()
