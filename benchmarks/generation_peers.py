@@ -1,16 +1,19 @@
 """Text generation by tsx and `transformers serve`: tokens per second, time to the first token.
 
-    python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3] [--hidden
-    256 --layers 4] [--leave 1000] [--schema]
+    python benchmarks/generation_peers.py [--clients 1 8 32] [--seconds 6] [--rounds 3]
+        [--starts 1] [--hidden 256 --layers 4] [--leave 1000] [--schema]
         [--device cuda --dtype bfloat16]
 
 Both serve the same small Llama on all cores, or on the same GPU, with OpenAI's chat completions as
 event streams, in turns. Prompts have 4 to 60 words, and responses 32 greedy tokens. Clients are
 connections of one process, which reads the events and records their times. `transformers serve`
-uses transformers' continuous batching. With --schema, responses of tsx follow a JSON schema of long
-lists of numbers; `transformers serve` has no grammars. With --leave N, N clients of tsx then connect, read three
-tokens and leave, 50 at a time. Afterwards the cache must be free again, and the worker must not
-have grown.
+uses transformers' continuous batching. Figures are medians of the rounds. The speed of a server
+also depends on where the system places its memory, which differs from start to start: with --starts
+N, both servers are started N times, and each start has all rounds.
+
+With --schema, responses of tsx follow a JSON schema of long lists of numbers; `transformers serve`
+has no grammars. With --leave N, N clients of tsx then connect, read three tokens and leave, 50 at a
+time. Afterwards the cache must be free again, and the worker must not have grown.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -142,6 +146,17 @@ async def load(peer: Peer, clients: int, seconds: float) -> list[Answer]:
     return answers
 
 
+async def measure(peer: Peer, clients: int, seconds: float) -> tuple[float, ...]:
+    """Return tokens per second, the median and p99 of TTFT in ms, and answers per second."""
+    start = time.perf_counter()
+    answers = await load(peer, clients, seconds)
+    elapsed_s = time.perf_counter() - start
+    first_token_ms = sorted(1000 * answer.first for answer in answers)
+    p99_ms = first_token_ms[min(len(first_token_ms) - 1, len(first_token_ms) * 99 // 100)]
+    tokens = sum(answer.tokens for answer in answers) / elapsed_s
+    return tokens, statistics.median(first_token_ms), p99_ms, len(answers) / elapsed_s
+
+
 @contextmanager
 def transformers_serve(model: Path, directory: Path, device: str) -> Iterator[Peer]:
     (port,) = free_ports(1)
@@ -211,6 +226,7 @@ async def main() -> None:
     parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--seconds", type=float, default=6)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--starts", type=int, default=1, help="of both servers (1)")
     parser.add_argument("--hidden", type=int, default=256)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=8)
@@ -241,49 +257,34 @@ async def main() -> None:
         model = tiny_llama(directory / "llama", **model_shape, dtype=options.dtype)
         metrics = f"http://127.0.0.1:{free_ports(1)[0]}"
         settings = {"disable_token_authorization": True, "metrics_address": metrics}
-        with (
-            tsx(directory, model, **settings) as server,
-            transformers_serve(model, directory, options.device) as transformers_peer,
-        ):
-            peers = [Peer("tsx", server.inference, "llama", options.schema), transformers_peer]
-            for peer in peers:
-                await ready(peer)
-            print(
-                "\n| clients | server | tokens/s | TTFT p50 ms | TTFT p99 ms | answers/s"
-                " |\n|---|---|---|---|---|---|"
-            )
-            for clients in options.clients:
-                rounds: dict[str, list[tuple[float, ...]]] = {peer.name: [] for peer in peers}
-                for _ in range(options.rounds):
-                    noise.sample()
-                    for peer in peers:
-                        start = time.perf_counter()
-                        answers = await load(peer, clients, options.seconds)
-                        elapsed = time.perf_counter() - start
-                        first_token_ms = sorted(1000 * answer.first for answer in answers)
-                        p99_ms = first_token_ms[
-                            min(len(first_token_ms) - 1, len(first_token_ms) * 99 // 100)
-                        ]
-                        tokens = sum(answer.tokens for answer in answers) / elapsed
-                        rounds[peer.name].append(
-                            (
-                                tokens,
-                                statistics.median(first_token_ms),
-                                p99_ms,
-                                len(answers) / elapsed,
-                            )
-                        )
-                for name, figures in rounds.items():
-                    tokens, median_ms, p99_ms, rate = (
-                        statistics.median(column) for column in zip(*figures, strict=True)
-                    )
-                    print(
-                        f"| {clients} | {name} | {tokens:,.0f} | {median_ms:.1f} | {p99_ms:.1f} |"
-                        f" {rate:.1f} |",
-                        flush=True,
-                    )
-            if options.leave:
-                await leaving(peers[0], options.leave, psutil.Process(server.process.pid), metrics)
+        rounds: dict[tuple[int, str], list[tuple[float, ...]]] = defaultdict(list)
+        for start in range(1, options.starts + 1):
+            with (
+                tsx(directory, model, **settings) as server,
+                transformers_serve(model, directory, options.device) as transformers_peer,
+            ):
+                peers = [Peer("tsx", server.inference, "llama", options.schema), transformers_peer]
+                for peer in peers:
+                    await ready(peer)
+                for clients in options.clients:
+                    for _ in range(options.rounds):
+                        noise.sample()
+                        for peer in peers:
+                            figures = await measure(peer, clients, options.seconds)
+                            rounds[clients, peer.name].append(figures)
+                    print(f"start {start}, {clients} clients: done", file=sys.stderr, flush=True)
+                if options.leave and start == options.starts:
+                    process = psutil.Process(server.process.pid)
+                    await leaving(peers[0], options.leave, process, metrics)
+    print(
+        "\n| clients | server | tokens/s | TTFT p50 ms | TTFT p99 ms | answers/s |\n"
+        "|---|---|---|---|---|---|"
+    )
+    for (clients, name), figures in rounds.items():
+        tokens, median_ms, p99_ms, rate = map(statistics.median, zip(*figures, strict=True))
+        print(
+            f"| {clients} | {name} | {tokens:,.0f} | {median_ms:.1f} | {p99_ms:.1f} | {rate:.1f} |"
+        )
     print(f"\n{noise}")
 
 
