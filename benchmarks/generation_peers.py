@@ -7,9 +7,9 @@
 Both serve the same small Llama on all cores, or on the same GPU, with OpenAI's chat completions as
 event streams, in turns. Prompts have 4 to 60 words, and responses 32 greedy tokens. Clients are
 connections of one process, which reads the events and records their times. `transformers serve`
-uses transformers' continuous batching. Figures are medians of the rounds. The speed of a server
-also depends on where the system places its memory, which differs from start to start: with --starts
-N, both servers are started N times, and each start has all rounds.
+uses transformers' continuous batching. Figures are medians of the rounds. With --starts N, both
+servers are started N times, and each start has all rounds, so that a slow start or a busy minute
+counts less. The figures of each start go to stderr.
 
 With --schema, responses of tsx follow a JSON schema of long lists of numbers; `transformers serve`
 has no grammars. With --leave N, N clients of tsx then connect, read three tokens and leave, 50 at a
@@ -272,7 +272,11 @@ async def main() -> None:
                         for peer in peers:
                             figures = await measure(peer, clients, options.seconds)
                             rounds[clients, peer.name].append(figures)
-                    print(f"start {start}, {clients} clients: done", file=sys.stderr, flush=True)
+                    for peer in peers:
+                        last = rounds[clients, peer.name][-options.rounds :]
+                        tokens = statistics.median(tokens for tokens, *_ in last)
+                        progress = f"start {start}, {clients} clients: {peer.name} {tokens:,.0f}"
+                        print(progress, "tokens/s", file=sys.stderr, flush=True)
                 if options.leave and start == options.starts:
                     process = psutil.Process(server.process.pid)
                     await leaving(peers[0], options.leave, process, metrics)
